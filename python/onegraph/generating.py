@@ -49,6 +49,7 @@ class Asking(SamplingOptions, total=False):
 class Prompting(Asking, total=False):
     """Keywords of `generate` and `agenerate`, but for what the type of the result depends on."""
 
+    suffix: str | None
     echo: bool
 
 
@@ -110,6 +111,7 @@ class Generates(Loaded):
         *,
         stream: bool = False,
         n: int | None = None,
+        suffix: str | None = None,
         echo: bool = False,
         priority: int = 0,
         sampling: Sampling | None = None,
@@ -125,6 +127,8 @@ class Generates(Loaded):
         n: give a list of so many results of each prompt, 1 to 1024. The seed of each is one above
             that of the one before, or drawn where none is given; each equals its own call with the
             seed that it names
+        suffix: fill the gap between the prompt and this text, by the model's own tokens for that;
+            an error where it has none
         echo: let the text begin with the prompt's; `token_ids` and `logprobs` do not
         priority: who goes first where there is not room for all, -100 to 100: the higher, and of
             equals who came first. A step of it counts like 10 seconds of waiting, so that nobody
@@ -138,7 +142,7 @@ class Generates(Loaded):
         """
         resolved = resolve(options, sampling)
         urgency = arguments.integer("priority", priority)
-        job = self._prompts(prompt, resolved, n, arguments.flag("echo", echo))
+        job = self._prompts(prompt, resolved, n, arguments.flag("echo", echo), suffix=suffix)
         return self._run(job, stream, progress, urgency)
 
     @overload
@@ -247,6 +251,7 @@ class Generates(Loaded):
         prompt: Prompt | Sequence[Prompt],
         *,
         n: int | None = None,
+        suffix: str | None = None,
         echo: bool = False,
         priority: int = 0,
         sampling: Sampling | None = None,
@@ -262,7 +267,7 @@ class Generates(Loaded):
         return AsyncStream(
             self,
             preparing(
-                lambda: self._prompts(prompt, resolved, n, echoes),
+                lambda: self._prompts(prompt, resolved, n, echoes, suffix=suffix),
                 prompt,
                 compiles=resolved["constraint"] is not None,
             ),
@@ -336,16 +341,22 @@ class Generates(Loaded):
         n: int | None,
         echo: bool,
         parse_special: bool = False,
+        suffix: Any = None,
     ) -> Job:
         """What `generate` asks for. `parse_special` lets texts spell control tokens."""
         _native.check_sampling(options)  # said before anything is made tokens
+        if (budget := options["thinking_token_budget"]) is not None:
+            expected = "what of a prompt's text is reasoning is not known; use chat"
+            raise arguments.refused("thinking_token_budget", budget, expected)
         many = batch("prompt", prompt)
         count = _outputs(n)
         asks = []
         for i, one in enumerate([prompt] if many is None else many):
             name = "prompt" if many is None else f"prompt[{i}]"
             with naming(name):
-                if isinstance(one, str):
+                if suffix is not None:
+                    ids = self._around(arguments.text(name, one), arguments.text("suffix", suffix))
+                elif isinstance(one, str):
                     text = arguments.text(name, one)
                     ids = self._engine.encode(text, parse_special=parse_special)
                 else:
@@ -362,6 +373,33 @@ class Generates(Loaded):
             )
         self._compile(asks)
         return Job(asks, many is not None, n)
+
+    def _around(
+        self,
+        prefix: str,
+        suffix: str,
+        files: Sequence[tuple[str, str]] = (),
+        begun: str = "",
+    ) -> list[int]:
+        """The prompt of what stands between two texts, behind further files by name, and behind
+        `begun`.
+
+        Raises `ArgumentError` where the model has no tokens for that, `ContextError` where there is
+        no room for it.
+        """
+        tokenizer = self._tokenizer
+        if tokenizer.infill_ids is None:
+            expected = "this model has no tokens for filling a gap; leave it out, or take a coder"
+            raise arguments.refused("suffix", suffix, expected)
+        before, behind, middle = tokenizer.infill_ids
+        encode = functools.partial(self._engine.encode, add_special=False)
+        ids = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
+        for name, text in files:
+            separator = [] if tokenizer.file_id is None else [tokenizer.file_id]
+            ids += [*separator, *encode(f"{name}\n{text}\n")]
+        ids += [before, *encode(prefix), behind, *encode(suffix), middle, *encode(begun)]
+        self._engine.check_room(len(ids))
+        return ids
 
     def _conversations(
         self,
@@ -408,6 +446,7 @@ class Generates(Loaded):
                 )
             reading = self._reading(template, bool(given.schemas), tool_format)
             held = asked.held(self._tokenizer, reading, rendering, continues, options)
+            held = {**held, "thought": reading.thought(rendering, continues=continues)}
             # The template spells the special tokens, the first one included.
             with naming(name):
                 ids = self._engine.encode(rendering, parse_special=parse_special, most=most)

@@ -37,6 +37,7 @@ class SamplingOptions(TypedDict, total=False):
     grammar: str | None
     choice: Sequence[str] | None
     cache_salt: str | None
+    thinking_token_budget: int | None
 
 
 #: The defaults. The engine states the numbers; `help(onegraph.LLM.generate)` shows them.
@@ -54,6 +55,7 @@ DEFAULTS: Mapping[str, Any] = {
     "grammar": None,
     "choice": None,
     "cache_salt": None,
+    "thinking_token_budget": None,
 }
 
 FLOATS = [name for name, default in DEFAULTS.items() if isinstance(default, float)]
@@ -91,6 +93,8 @@ MEANING: Mapping[str, str] = {
     "choice": "the text is one of these",
     "cache_salt": "keys and values that were kept are found again under the same word alone, of at "
     "most 1,024 bytes; None and the empty one are what all share who give none",
+    "thinking_token_budget": "of `chat`: close the reasoning of a model that reasons by its own "
+    "marker where it has had so many tokens; None: it ends where the model ends it",
 }
 
 
@@ -125,6 +129,7 @@ class Sampling:
     grammar: str | None = None
     choice: Sequence[str] | None = None
     cache_salt: str | None = None
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         _native.check_sampling(resolve(self.options()))
@@ -175,8 +180,9 @@ def resolve(given: Mapping[str, Any], base: Sampling | None = None) -> dict[str,
         merged[name] = arguments.integer(name, merged[name])
     for name in FLOATS:
         merged[name] = arguments.number(name, merged[name])
-    if merged["logprobs"] is not None:
-        merged["logprobs"] = arguments.integer("logprobs", merged["logprobs"])
+    for name in ("logprobs", "thinking_token_budget"):
+        if merged[name] is not None:
+            merged[name] = arguments.integer(name, merged[name])
     if merged["seed"] is not None:
         merged["seed"] = arguments.unsigned("seed", merged["seed"])
     bias = arguments.mapping("logit_bias", merged["logit_bias"])
@@ -192,4 +198,6 @@ def resolve(given: Mapping[str, Any], base: Sampling | None = None) -> dict[str,
     salt = merged["cache_salt"]
     merged["cache_salt"] = None if salt is None else arguments.text("cache_salt", salt)
     merged["ignore_eos"] = arguments.flag("ignore_eos", merged["ignore_eos"])
+    # How a conversation's model reasons is known where its template is.
+    merged["thought"] = None
     return merged

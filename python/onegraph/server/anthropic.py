@@ -86,7 +86,7 @@ def routes(service: Service) -> list[Route]:
 def _counted(service: Service, fields: Fields) -> Reply:
     model = service.model(fields)
     messages, continues = _messages(fields)
-    tools, variables = tools_of(fields), _variables(fields)
+    tools, (variables, _) = tools_of(fields), _thinking(fields)
 
     def made(llm: LLM) -> dict[str, Any]:
         ids = conversation.tokens(
@@ -182,8 +182,9 @@ def _returned(history: History, part: Fields) -> None:
     history.returned(part.text("tool_use_id"), conversation.text_of(part, "content"))
 
 
-def _variables(fields: Fields) -> dict[str, Any] | None:
-    """What `thinking` and `effort` are to a template that has such a switch."""
+def _thinking(fields: Fields) -> tuple[dict[str, Any] | None, int | None]:
+    """What `thinking` and `effort` are to a template that has such a switch, and most tokens of
+    reasoning."""
     thinking = fields.object("thinking")
     kind = None if thinking is None else thinking.text("type")
     if kind not in (None, "enabled", "disabled", "adaptive"):
@@ -194,10 +195,10 @@ def _variables(fields: Fields) -> dict[str, Any] | None:
         # An effort is not asked for alone here: it says how much, and not whether.
         found = conversation.thinking(kind != "disabled", effort) or {}
         of = found if kind == "disabled" else {"reasoning_effort"} & found.keys()
-        return {name: found[name] for name in of}
+        return {name: found[name] for name in of}, None
     if (budget := thinking.integer("budget_tokens", 1)) is not None and effort is None:
         effort = next((word for word, least in BUDGETS.items() if budget >= least), "low")
-    return conversation.thinking(True, effort)
+    return conversation.thinking(True, effort), budget
 
 
 def _asked(service: Service, fields: Fields) -> Asked:
@@ -206,7 +207,9 @@ def _asked(service: Service, fields: Fields) -> Asked:
     messages, continues = _messages(fields)
     tools = tools_of(fields)
     form = forms.anthropic(fields)
-    chosen = options(fields, NAMES, service.limits, form, cache_salt=salt_of(fields))
+    variables, budget = _thinking(fields)
+    further = {"cache_salt": salt_of(fields), "thinking_token_budget": budget}
+    chosen = options(fields, NAMES, service.limits, form, **further)
     head = {
         "id": frames.identifier("msg_"),
         "type": "message",
@@ -230,7 +233,7 @@ def _asked(service: Service, fields: Fields) -> Asked:
 
     writers = [Writer(head)] if fields.flag("stream") else []
     prepare = conversation.chat(
-        messages, chosen, tools=tools, continues=continues, variables=_variables(fields)
+        messages, chosen, tools=tools, continues=continues, variables=variables
     )
     return Asked(model, prepare, writers, document, spelled(fields, NAMES, form))
 

@@ -163,15 +163,17 @@ def prompt(
     n: int | None = None,
     echo: bool = False,
     parse_special: bool = False,
+    suffix: str | None = None,
 ) -> Prepare:
-    """Of a prompt, or several, `n` outputs each. `parse_special` lets their texts spell control
-    tokens."""
+    """Of a prompt, or several, `n` outputs each; with a `suffix` what stands between.
+    `parse_special` lets their texts spell control tokens."""
 
     def prepare(llm: LLM) -> Job:
-        return llm._prompts(given, options, n, echo, parse_special)
+        return llm._prompts(given, options, n, echo, parse_special, suffix)
 
     compiles = options["constraint"] is not None
-    return Prepare(prepare, not compiles and is_short(given, QUICK), compiles)
+    is_quick = not compiles and not suffix and is_short(given, QUICK)
+    return Prepare(prepare, is_quick, compiles)
 
 
 def few(name: str, count: int, what: str) -> None:

@@ -11,7 +11,8 @@ from starlette.routing import Route
 
 from onegraph._native import __version__
 from onegraph.llm import LLM
-from onegraph.server import conversation, openai
+from onegraph.server import conversation, infill, openai
+from onegraph.server.answers import Answer
 from onegraph.server.facts import facts
 from onegraph.server.fields import Fields, wrong
 from onegraph.server.models import Model
@@ -52,6 +53,9 @@ def routes(service: Service) -> list[Route]:
     async def input_tokens(request: Request) -> Reply:
         return await service.read(request, _counted)
 
+    async def fill(request: Request) -> Answer:
+        return service.answer(await service.read(request, infill.asked))
+
     async def adapters(request: Request) -> JSONResponse:
         return JSONResponse([])
 
@@ -78,6 +82,7 @@ def routes(service: Service) -> list[Route]:
         Route("/apply-template", apply_template, methods=["POST"]),
         Route("/v1/chat/completions/input_tokens", input_tokens, methods=["POST"]),
         Route("/chat/completions/input_tokens", input_tokens, methods=["POST"]),
+        Route("/infill", fill, methods=["POST"]),
         Route("/lora-adapters", adapters, methods=["GET"]),
         Route("/lora-adapters", adapt, methods=["POST"]),
         Route("/models/load", load, methods=["POST"]),

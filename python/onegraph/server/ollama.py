@@ -195,10 +195,12 @@ def capabilities(model: Model) -> list[str]:
     llm = model.llm
     if llm is not None and llm.pooling is not None:
         return ["embedding"]
+    found = ["completion"]
+    if llm is not None and llm.tokenizer.infill_ids is not None:
+        found.append("insert")
     template = None if llm is None else llm.chat_template
     if llm is None or template is None:
-        return ["completion"]
-    found = ["completion"]
+        return found
     try:
         llm._reading(template, True, None)
         found.append("tools")
@@ -334,7 +336,6 @@ def _only_text(fields: Fields) -> None:
     for key in UNREAD:
         fields.absent(key, UNREADABLE)
     fields.absent("template", "the model's own is used")
-    fields.absent("suffix", "what stands behind a gap is not read here")
 
 
 def _variables(fields: Fields) -> dict[str, Any] | None:
@@ -413,9 +414,11 @@ def _generate(service: Service, fields: Fields) -> Asked | _Presence:
         return _presence(model, head, fields)
     variables = _variables(fields)
 
-    raw = fields.flag("raw")
+    suffix = fields.text("suffix") or None
+    # A gap is filled without a conversation.
+    raw = fields.flag("raw") or suffix is not None
     # It is whoever sent it that spells the template here, all of it.
-    plain = conversation.prompt(prompt, chosen, parse_special=True)
+    plain = conversation.prompt(prompt, chosen, parse_special=True, suffix=suffix)
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
     chat = conversation.chat(messages, chosen, variables=variables)

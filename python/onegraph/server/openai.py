@@ -52,7 +52,13 @@ NAMES = {
     "ignore_eos": "ignore_eos",
     "max_tokens": "max_tokens",
 }
-CHAT_NAMES = {**NAMES, "max_completion_tokens": "max_tokens"}
+CHAT_NAMES = {
+    **NAMES,
+    "max_completion_tokens": "max_tokens",
+    # Of vLLM, and of llama-server.
+    "thinking_token_budget": "thinking_token_budget",
+    "thinking_budget_tokens": "thinking_token_budget",
+}
 COMPLETION_NAMES = {**NAMES, "logprobs": "logprobs"}
 
 #: Tokens that a completion has where nobody says how many.
@@ -244,7 +250,6 @@ def _completion(service: Service, fields: Fields) -> Asked:
         raise Refused(400, f"prompt: {found}; at most {MOST_TEXTS} go together", field="prompt")
     _only_text(fields)
     fields.absent("tools", "send messages, to /v1/chat/completions")
-    fields.absent("suffix", "what stands behind a gap is not read here")
     form = forms.chat(fields)
     further: dict[str, Any] = {"cache_salt": salt_of(fields)}
     if "max_tokens" not in fields:
@@ -276,7 +281,12 @@ def _completion(service: Service, fields: Fields) -> Asked:
     if writers and (is_read_only or scores is not None):
         raise wrong("stream", True, "what is said of the prompt comes whole: leave `stream` out")
     prepare = conversation.prompt(
-        given, chosen, n=n, echo=echo, parse_special=fields.flag("parse_special")
+        given,
+        chosen,
+        n=n,
+        echo=echo,
+        parse_special=fields.flag("parse_special"),
+        suffix=fields.text("suffix"),
     )
     named = spelled(fields, COMPLETION_NAMES, form)
     return Asked(model, prepare, writers, document, named, scores, is_read_only)

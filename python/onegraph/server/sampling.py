@@ -88,6 +88,7 @@ _READ: Mapping[str, Callable[[Fields, str], Any]] = {
     "top_k": _top_k,
     "repeat_last_n": Fields.integer,
     "logprobs": Fields.integer,
+    "thinking_token_budget": Fields.integer,
     "seed": _seed,
     "logit_bias": _bias,
     "stop": Fields.texts,

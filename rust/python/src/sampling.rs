@@ -2,7 +2,7 @@
 use std::collections::BTreeMap;
 
 use onegraph::engine::{self, GraphMode, Request, Salt, DEFAULT_MAX_TOKENS};
-use onegraph::grammar::Constraint;
+use onegraph::grammar::{Budget, Constraint};
 use onegraph::sampler::Params;
 use onegraph::{Error, Result};
 use pyo3::prelude::*;
@@ -93,6 +93,8 @@ from_dict! {
         ignore_eos: bool,
         prompt_lookup_num_tokens: i64,
         constraint: Option<(String, Vec<String>)>,
+        thinking_token_budget: Option<i64>,
+        thought: Option<(String, String, bool)>,
         cache_salt: Option<String>,
     }
 }
@@ -143,6 +145,18 @@ impl Sampling {
             shown_token_ids: Vec::new(),
             prompt_lookup: count("prompt_lookup_num_tokens", self.prompt_lookup_num_tokens)?,
             salt: Salt::new(self.cache_salt.as_deref())?,
+            thinking: match (self.thinking_token_budget, self.thought) {
+                (Some(tokens), thought) => {
+                    let tokens = count("thinking_token_budget", tokens)?;
+                    thought.map(|(open, close, opened)| Budget {
+                        tokens,
+                        open,
+                        close,
+                        opened,
+                    })
+                }
+                (None, _) => None,
+            },
             constraint: self
                 .constraint
                 .map(|(kind, texts)| constraint(&kind, texts))

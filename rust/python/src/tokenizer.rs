@@ -185,6 +185,20 @@ impl Tokenizer {
         self.inner.vocab().eot
     }
 
+    /// The tokens of fill-in-the-middle: before the text in front of a gap, before that behind it, and before
+    /// what fills it; None where the model has none.
+    #[getter]
+    fn infill_ids(&self) -> Option<(u32, u32, u32)> {
+        let infill = self.inner.vocab().infill?;
+        Some((infill.prefix, infill.suffix, infill.middle))
+    }
+
+    /// The token in front of the name of each file, where fill-in-the-middle has one.
+    #[getter]
+    fn file_id(&self) -> Option<u32> {
+        self.inner.vocab().infill?.file
+    }
+
     /// Whether `encode` begins with `bos_id`.
     #[getter]
     fn add_bos(&self) -> bool {

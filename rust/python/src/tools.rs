@@ -111,6 +111,16 @@ impl Reading {
         ids.collect()
     }
 
+    /// How an answer to a prompt opens and closes its reasoning, and whether the prompt has opened it; None
+    /// where the model does not reason.
+    #[pyo3(signature = (prompt, *, continues))]
+    fn thought(&self, prompt: &Rendering, continues: bool) -> Option<(String, String, bool)> {
+        let thought = self.inner.thought?;
+        let (open, close) = thought.ends();
+        let opened = tools::opened(&prompt.inner, Some(thought), continues);
+        Some((open.into(), close.into(), opened))
+    }
+
     /// The constraint of a whole answer to a prompt: of its text (`kind` and `texts`), or of calls of
     /// `tools`, names and schemas of arguments, which are `needed` or may be; `several` of them or one.
     #[pyo3(signature = (tokenizer, prompt, *, continues, text, tools, several, needed))]

@@ -348,14 +348,11 @@ impl Engine {
     ) -> Result<Option<Ticket<Piece>>> {
         let tokens = self.check(request)?;
         let (out, items) = mpsc::channel();
-        let constraint = request.constraint.as_ref();
+        let (constraint, budget) = (request.constraint.as_ref(), request.thinking.as_ref());
         let work = Work::Generate {
             request: Box::new(request.clone()),
             out: Outlet::new(out, caller),
-            guide: constraint
-                .map(|c| self.grammars.begin(c))
-                .transpose()?
-                .map(Box::new),
+            guide: self.grammars.follow(constraint, budget)?.map(Box::new),
             save: None,
         };
         self.push(

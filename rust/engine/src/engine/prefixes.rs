@@ -207,6 +207,7 @@ impl Engine {
             asked: None,
             prompt_lookup: 0,
             constraint: None,
+            thinking: None,
             salt,
         };
         let tokens = self.check(&request)?;

@@ -9,7 +9,7 @@ use super::policy::check_priority;
 pub use super::policy::{MAX_PRIORITY, PRIORITY_STEP};
 use super::text::check_stops;
 use crate::error::{Error, Result};
-use crate::grammar::Constraint;
+use crate::grammar::{Budget, Constraint};
 use crate::pages::Salt;
 use crate::sampler::{Logprobs, Params};
 
@@ -47,6 +47,8 @@ pub struct Request {
     pub prompt_lookup: usize,
     /// What the text has to look like.
     pub constraint: Option<Constraint>,
+    /// How much it may reason before that is closed.
+    pub thinking: Option<Budget>,
     /// Under which its keys and values are found and kept: those of another salt tell it nothing.
     pub salt: Salt,
 }

@@ -18,6 +18,7 @@ use crate::tokenizer::{TokenType, Tokenizer};
 
 mod answer;
 mod bounds;
+mod budget;
 mod element;
 mod gbnf;
 mod json;
@@ -34,6 +35,8 @@ mod schema;
 mod texts;
 
 pub use answer::{of_answer, Callable, Held};
+pub use budget::Budget;
+use budget::Reasoning;
 use keys::Keys;
 use lark::{check_repeated, literal, Lines};
 use said::said;
@@ -280,15 +283,47 @@ impl Grammars {
         let matcher = self.with_compiled(constraint, Matcher::deep_clone)?;
         let quotes = || keys::with_quotes(&self.tokenizer).into();
         Ok(Guide {
-            matcher,
-            ends: self.tokenizer.vocab().end_of_text().to_vec(),
+            matcher: Some(matcher),
             keys: match constraint {
                 Constraint::Schema(_) => Some(Keys::of_json()),
                 Constraint::Answer(text) => Keys::of_grammar(text),
                 _ => None,
             },
             quotes: self.quotes.get_or_init(quotes).clone(),
+            ..self.free()
+        })
+    }
+
+    /// The beginning of any text.
+    fn free(&self) -> Guide {
+        Guide {
+            matcher: None,
+            ends: self.tokenizer.vocab().end_of_text().to_vec(),
+            keys: None,
+            quotes: Arc::default(),
+            reasoning: None,
             tokenizer: self.tokenizer.clone(),
+        }
+    }
+
+    /// The beginning of a text that may have a constraint, and a budget of its reasoning; `None` of one that
+    /// has neither.
+    ///
+    /// # Errors
+    /// As [`Grammars::begin`].
+    pub fn follow(
+        &self,
+        constraint: Option<&Constraint>,
+        budget: Option<&Budget>,
+    ) -> Result<Option<Guide>> {
+        let guide = constraint.map(|constraint| self.begin(constraint));
+        let guide = guide.transpose()?;
+        Ok(match budget {
+            None => guide,
+            Some(budget) => Some(Guide {
+                reasoning: Some(Reasoning::new(budget.clone(), &self.tokenizer)),
+                ..guide.unwrap_or_else(|| self.free())
+            }),
         })
     }
 
@@ -386,12 +421,15 @@ fn compiled(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher>
 
 /// Follows one text token by token.
 pub struct Guide {
-    matcher: Matcher,
+    /// Of a constraint.
+    matcher: Option<Matcher>,
     /// Tokens that end a text, ascending.
     ends: Vec<u32>,
     /// What the text has of keys, where it is JSON.
     keys: Option<Keys>,
     quotes: Arc<[(u32, usize)]>,
+    /// Where its reasoning has a budget.
+    reasoning: Option<Reasoning>,
     tokenizer: Arc<Tokenizer>,
 }
 
@@ -402,13 +440,29 @@ impl Guide {
     /// # Errors
     /// [`Error::Constraint`] where that takes too long to find out.
     pub fn allowed(&mut self, n_vocab: usize) -> Result<Allowed> {
-        let mask = self.matcher.compute_mask_or_eos().map_err(too_much)?;
-        let mut words = mask.as_slice().to_vec();
-        if let Some(keys) = &self.keys {
-            keys.restrict(&mut words, &self.tokenizer, &self.quotes);
+        let words = Allowed::words_of(n_vocab);
+        let mut allowed = vec![u32::MAX; words];
+        if let Some(matcher) = &mut self.matcher {
+            let mask = matcher.compute_mask_or_eos().map_err(too_much)?;
+            allowed = mask.as_slice().to_vec();
         }
-        words.resize(Allowed::words_of(n_vocab), 0);
-        Ok(Allowed::from_words(words))
+        if let Some(keys) = &self.keys {
+            keys.restrict(&mut allowed, &self.tokenizer, &self.quotes);
+        }
+        allowed.resize(words, 0);
+        let allowed = Allowed::from_words(allowed);
+        // What a form does not allow now may come a token later.
+        let due = self.due().first().filter(|due| allowed.contains(**due));
+        Ok(due.map_or(allowed, |due| {
+            let mut only = Allowed::from_words(vec![0; words]);
+            only.insert(*due);
+            only
+        }))
+    }
+
+    /// What is left of the marker that closes its reasoning, where that has all of its tokens.
+    fn due(&self) -> &[u32] {
+        self.reasoning.as_ref().map_or(&[], Reasoning::due)
     }
 
     /// Whether a token ends the text.
@@ -423,17 +477,28 @@ impl Guide {
         if self.keys.as_ref().is_some_and(|keys| !keys.fits(&text)) {
             return Ok(false);
         }
-        let valid = self.matcher.validate_tokens(tokens).map_err(too_much)?;
+        let Some(matcher) = &mut self.matcher else {
+            return Ok(true);
+        };
+        let valid = matcher.validate_tokens(tokens).map_err(too_much)?;
         if valid < tokens.len() {
             return Ok(false);
         }
-        self.matcher.consume_tokens(tokens).map_err(too_much)?;
-        self.matcher.is_accepting().map_err(too_much)
+        matcher.consume_tokens(tokens).map_err(too_much)?;
+        matcher.is_accepting().map_err(too_much)
     }
 
     /// Tokens that are sure to come next: each is the only one allowed behind those before it.
     pub fn forced(&mut self) -> Vec<u32> {
-        let mut forced = self.matcher.compute_ff_tokens();
+        let mut due = self.due().to_vec();
+        let Some(matcher) = &mut self.matcher else {
+            return due;
+        };
+        due.truncate(matcher.validate_tokens(&due).unwrap_or(0));
+        if !due.is_empty() {
+            return due;
+        }
+        let mut forced = matcher.compute_ff_tokens();
         if let Some(keys) = &self.keys {
             let mut ahead = keys.clone();
             let fits = forced
@@ -459,10 +524,16 @@ impl Guide {
     /// # Errors
     /// As [`Guide::allowed`].
     pub fn take(&mut self, token: u32) -> Result<()> {
-        self.matcher.consume_token(token).map_err(too_much)?;
+        if let Some(matcher) = &mut self.matcher {
+            matcher.consume_token(token).map_err(too_much)?;
+        }
         if let Some(mut keys) = self.keys.take() {
             keys.take(self.text(token));
             self.keys = Some(keys);
+        }
+        if let Some(mut reasoning) = self.reasoning.take() {
+            reasoning.take(token, self.text(token));
+            self.reasoning = Some(reasoning);
         }
         Ok(())
     }
@@ -472,12 +543,13 @@ impl Guide {
     /// # Errors
     /// [`Error::Internal`] for more than were taken.
     pub fn back(&mut self, tokens: usize) -> Result<()> {
-        let gone = self.matcher.rollback(tokens);
-        if self.keys.as_mut().is_some_and(|keys| !keys.back(tokens)) {
-            return Err(Error::Internal(format!(
-                "{tokens} tokens back in a text's keys"
-            )));
+        let keys = self.keys.as_mut().is_none_or(|keys| keys.back(tokens));
+        let reasoning = self.reasoning.as_mut().is_none_or(|r| r.back(tokens));
+        if !keys || !reasoning {
+            return Err(Error::Internal(format!("{tokens} tokens back in a text")));
         }
+        let gone = self.matcher.as_mut().map(|m| m.rollback(tokens));
+        let gone = gone.transpose().map(drop);
         gone.map_err(|e| Error::Internal(format!("llguidance: {}", said(&e.to_string()))))
     }
 }

@@ -79,6 +79,30 @@ const END_IF_SPECIAL: &[&str] = &[
     "<|file_sep|>",
 ];
 
+/// Tokens around the text before a gap and behind it, and in front of what fills it, as the families of
+/// code models spell them; for files that name no ids.
+const INFILL: &[[&str; 3]] = &[
+    ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
+    ["<fim-prefix>", "<fim-suffix>", "<fim-middle>"],
+    ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
+    ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
+    ["<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"],
+    ["▁<PRE>", "▁<SUF>", "▁<MID>"],
+    ["<PRE>", "<SUF>", "<MID>"],
+];
+/// What stands before each file of several.
+const FILE_SEPARATORS: &[&str] = &["<|file_sep|>", "<|fim_sep|>", "<file_sep>"];
+
+/// Tokens of fill-in-the-middle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Infill {
+    pub prefix: u32,
+    pub suffix: u32,
+    pub middle: u32,
+    /// In front of the name of a file.
+    pub file: Option<u32>,
+}
+
 /// Token texts, types and special ids.
 #[derive(Debug, Clone)]
 pub struct Vocab {
@@ -92,6 +116,7 @@ pub struct Vocab {
     pub eom: Option<u32>,
     pub unk: Option<u32>,
     pub pad: Option<u32>,
+    pub infill: Option<Infill>,
     end_of_text: Vec<u32>,
 }
 
@@ -169,6 +194,7 @@ impl Vocab {
             eom: None,
             unk: None,
             pad: None,
+            infill: None,
             end_of_text: Vec::new(),
         };
         vocab.bos = vocab.special(gguf, "bos")?;
@@ -178,7 +204,36 @@ impl Vocab {
         vocab.unk = vocab.special(gguf, "unknown")?;
         // Never fed nor emitted here: a converter's placeholder such as -1 harms nobody.
         vocab.pad = vocab.special(gguf, "padding").unwrap_or(None);
+        vocab.infill = vocab.infill(gguf)?;
         Ok(vocab)
+    }
+
+    fn infill(&self, gguf: &Gguf) -> Result<Option<Infill>> {
+        // The second spelling is that of older files.
+        let either = |name: &str, old: &str| match self.special(gguf, name)? {
+            Some(id) => Ok(Some(id)),
+            None => self.special(gguf, old),
+        };
+        let given = [
+            either("fim_pre", "prefix")?,
+            either("fim_suf", "suffix")?,
+            either("fim_mid", "middle")?,
+        ];
+        let spelled = || INFILL.iter().map(|texts| texts.map(|text| self.id(text)));
+        let mut all = std::iter::once(given).chain(spelled());
+        let file = match self.special(gguf, "fim_sep")? {
+            Some(id) => Some(id),
+            None => FILE_SEPARATORS.iter().find_map(|text| self.id(text)),
+        };
+        Ok(all.find_map(|each| match each {
+            [Some(prefix), Some(suffix), Some(middle)] => Some(Infill {
+                prefix,
+                suffix,
+                middle,
+                file,
+            }),
+            _ => None,
+        }))
     }
 
     fn special(&self, gguf: &Gguf, name: &str) -> Result<Option<u32>> {

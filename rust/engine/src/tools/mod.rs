@@ -197,6 +197,15 @@ impl Thought {
         Some(Self::Between(open, close))
     }
 
+    /// What opens and what closes it.
+    #[must_use]
+    pub fn ends(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Channel => ("<|channel|>analysis<|message|>", "<|end|>"),
+            Self::Between(open, close) => (open, close),
+        }
+    }
+
     /// See [`Format::markers`].
     #[must_use]
     pub fn markers(self) -> Vec<&'static str> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use onegraph::gguf::{Array, Gguf, Value};
-use onegraph::grammar::{of_answer, Callable, Constraint, Grammars, Guide, Held};
+use onegraph::grammar::{of_answer, Budget, Callable, Constraint, Grammars, Guide, Held};
 use onegraph::tokenizer::Tokenizer;
 use onegraph::tools::{Event, Format, Parser, Reading, Thought, Tools, Written, FORMATS};
 use proptest::prelude::*;
@@ -413,5 +413,76 @@ fn a_reader_finds_in_an_answer_what_it_was_held_to() {
             "{}: {texts}, {called}",
             format.name
         );
+    }
+}
+
+/// The tokens that may come next, where that is few.
+fn only(guide: &mut Guide, tokenizer: &Tokenizer) -> Vec<u32> {
+    let allowed = guide.allowed(tokenizer.n_vocab()).expect("a mask");
+    let ids = 0..tokenizer.n_vocab() as u32;
+    ids.filter(|id| allowed.contains(*id)).collect()
+}
+
+#[test]
+fn reasoning_is_closed_where_it_has_its_tokens() {
+    let tokenizer = Arc::new(tokenizer(&["<think>", "</think>"]));
+    let grammars = Grammars::new(tokenizer.clone());
+    let tokens = |text: &str| tokenizer.encode(text, false, true);
+    let close = tokens("</think>");
+    for opened in [true, false] {
+        let budget = Budget {
+            tokens: 3,
+            open: "<think>".into(),
+            close: "</think>".into(),
+            opened,
+        };
+        let begin = || {
+            let guide = grammars.follow(None, Some(&budget)).expect("a guide");
+            let mut guide = guide.expect("a budget");
+            for token in tokens(if opened { "" } else { "<think>" }) {
+                guide.take(token).expect("a token");
+            }
+            guide
+        };
+        let after = |text: &str| {
+            let mut guide = begin();
+            for token in tokens(text) {
+                guide.take(token).expect("a token");
+            }
+            guide
+        };
+        assert!(after("ab").forced().is_empty());
+        let mut guide = after("abc");
+        assert_eq!(guide.forced(), close);
+        assert_eq!(only(&mut guide, &tokenizer), close);
+        guide.take(close[0]).expect("a token");
+        assert_eq!(only(&mut guide, &tokenizer).len(), tokenizer.n_vocab());
+        // Before the marker again, and before its third token.
+        guide.back(1).expect("one token");
+        assert_eq!(only(&mut guide, &tokenizer), close);
+        guide.back(1).expect("one token");
+        assert!(guide.forced().is_empty());
+        // It ended by itself, and within a character it does not end.
+        assert!(after("a</think>bcdef").forced().is_empty());
+        assert!(after("ab\u{e4}").forced() == close);
+        let half = &tokens("ab\u{e4}")[..3];
+        let mut guide = begin();
+        for token in half {
+            guide.take(*token).expect("a token");
+        }
+        assert!(guide.forced().is_empty());
+    }
+    // A text that does not begin with reasoning has none to close.
+    let budget = Budget {
+        tokens: 0,
+        open: "<think>".into(),
+        close: "</think>".into(),
+        opened: false,
+    };
+    let guide = grammars.follow(None, Some(&budget)).expect("a guide");
+    let mut guide = guide.expect("a budget");
+    for token in tokens(" hello <think>") {
+        guide.take(token).expect("a token");
+        assert!(guide.forced().is_empty());
     }
 }

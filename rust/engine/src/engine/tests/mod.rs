@@ -175,6 +175,7 @@ fn request(text: &str, max_tokens: usize, seed: u64) -> Request {
         asked: None,
         prompt_lookup: 0,
         constraint: None,
+        thinking: None,
     }
 }
 

@@ -83,6 +83,7 @@ pub fn requests() -> impl Strategy<Value = Asked> {
                     asked: None,
                     prompt_lookup: place.2,
                     constraint,
+                    thinking: None,
                 },
                 after: place.1,
                 cancelled,
