@@ -40,6 +40,7 @@ MODELS = [
     ("LFM2 1.2B", "lfm2-1.2b", "Q4_K_M"),
     ("LFM2 8B-A1B", "lfm2-8b-a1b", "Q4_K_M"),
     ("Ministral 3 8B", "ministral-3-8b", "Q4_K_M"),
+    ("OLMo 3 7B", "olmo-3-7b", "Q4_K_M"),
     ("Llama 3.1 8B", "llama-3.1-8b", "Q4_K_M"),
     ("Qwen3 8B", "qwen3-8b", "Q4_K_M"),
     ("Llama 3.1 8B", "llama-3.1-8b", "Q8_0"),

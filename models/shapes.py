@@ -36,6 +36,8 @@ class Shape:
     tied: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    #: Whether that norm is one over all heads.
+    qk_norm_whole: bool = False
     #: Dimensions of a head that are turned; 0: all.
     rope_dim: int = 0
     #: Layers of the gated delta rule: taps of the convolution, numbers of a head, heads of keys and
@@ -54,6 +56,8 @@ class Shape:
     window_pattern: int = 0
     window_base: float = 0.0
     post_norms: bool = False
+    #: Whether norms stand before attention and before the feed-forward part.
+    pre_norms: bool = True
     embedding_scale: float = 0.0
     residual_scale: float = 0.0
     attention_scale: float = 0.0
@@ -132,7 +136,9 @@ class Shape:
         # The queries of a model with a delta rule come with a gate each.
         n_q = 2 * q if self.delta else q
         for layer in range(self.n_layer + self.n_layer_nextn):
-            block: list[tuple[str, tuple[int, ...]]] = [("attn_norm.weight", (self.n_embd,))]
+            block: list[tuple[str, tuple[int, ...]]] = []
+            if self.pre_norms:
+                block += [("attn_norm.weight", (self.n_embd,))]
             if layer < self.n_layer and not self.attends(layer):
                 block += self._convolution() if self.conv else self._delta_rule()
             else:
@@ -143,10 +149,13 @@ class Shape:
                     ("attn_output.weight", (q, self.n_embd)),
                 ]
                 if self.qk_norm:
-                    block += [(f"attn_{x}_norm.weight", (self.head_dim,)) for x in "qk"]
+                    widths = (q, kv) if self.qk_norm_whole else (self.head_dim, self.head_dim)
+                    names = ("attn_q_norm.weight", "attn_k_norm.weight")
+                    block += [(name, (n,)) for name, n in zip(names, widths, strict=True)]
             named_after = self.delta or self.sinks
             before_ffn = "post_attention_norm.weight" if named_after else "ffn_norm.weight"
-            block += [(before_ffn, (self.n_embd,))]
+            if self.pre_norms:
+                block += [(before_ffn, (self.n_embd,))]
             if self.n_expert and layer >= self.n_layer_dense:
                 if self.sigmoid:
                     block += [("exp_probs_b.bias", (self.n_expert,))]

@@ -103,6 +103,7 @@ SHAPES = (
     "tiny-lfm2",
     "tiny-lfm2moe",
     "tiny-mistral3",
+    "tiny-olmo2",
 )
 
 
@@ -135,6 +136,8 @@ CASES = [
     ("tiny-lfm2moe", {"kv_type": "i16"}),
     # Its queries are rotated by a table of their own.
     ("tiny-mistral3", {"kv_type": "i16"}),
+    # One norm over all heads of queries, none before a product.
+    ("tiny-olmo2", {"kv_type": "i16"}),
 ]
 
 

@@ -201,6 +201,9 @@ def test_sizes_of_the_true_shapes() -> None:
         "lfm2-1.2b": 1.170,
         "lfm2-8b-a1b": 8.34,
         "ministral-3-8b": 8.49,
+        "olmo-2-1b": 1.485,
+        "olmo-2-7b": 7.299,
+        "olmo-3-7b": 7.298,
     }.items():
         tensors = shapes.find(name).tensors()
         weights = sum(math.prod(dims) for part, dims in tensors if part != "rope_freqs.weight")

@@ -9,7 +9,7 @@ engine's float32 is measured against.
     mean_kl(logits, other)              # mean over rows of KL(reference || other), in nats
 
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
-qwen35, qwen35moe, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3.
+qwen35, qwen35moe, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3, olmo2.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 #: Architectures whose RoPE rotates neighbours (2i, 2i+1); the others rotate (i, i + d/2).
 INTERLEAVED = {"llama", "granite", "mistral3"}
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
-NEOX |= (LFM2 := {"lfm2", "lfm2moe"})
+NEOX |= {"olmo2"} | (LFM2 := {"lfm2", "lfm2moe"})
 
 Rope = tuple[Array, float]
 
@@ -72,9 +72,11 @@ class Reference:
         self._rope_all = self._rope_frequencies()
         # Gemma 3 (https://arxiv.org/abs/2503.19786, section 2): layers that see a window have a
         # base of their own and no scaling; five of them come before each that sees all.
-        has_windows = self.arch in ("gemma3", "gpt-oss")
+        has_windows = self.arch in ("gemma3", "gpt-oss", "olmo2")
         self.window = int(self.key("attention.sliding_window", 0)) if has_windows else 0
-        local = float(self.key("rope.freq_base_swa", 10000.0))
+        # OLMo 3 (https://arxiv.org/abs/2512.13961) has one base, and three come before each.
+        usual = self.key("rope.freq_base") if self.arch == "olmo2" else 10000.0
+        local = float(self.key("rope.freq_base_swa", usual))
         pair = np.arange(self.n_rot // 2, dtype=np.float64)
         self._rope_window: Rope = (local ** (-2.0 * pair / self.n_rot), 1.0)
         if self.arch == "gpt-oss":
@@ -123,18 +125,22 @@ class Reference:
         x = embedding[np.asarray(ids, dtype=np.int64)].astype(np.float64) * self._embedding_factor()
         residual = self._granite("residual_scale", 1.0)
         for layer in range(self.n_layer):
-            delta = self._mixer(layer)(layer, self.norm(x, f"blk.{layer}.attn_norm"))
-            if self.arch == "gemma3":
+            delta = self._mixer(layer)(layer, self._norm_before(x, f"blk.{layer}.attn_norm"))
+            if self.arch in ("gemma3", "olmo2"):
                 delta = self.norm(delta, f"blk.{layer}.post_attention_norm")
             x = x + residual * delta
             # What is called so in these stands before the feed-forward.
             named_after = self.arch in ("qwen35", "qwen35moe", "gpt-oss")
             norm = "post_attention_norm" if named_after else "ffn_norm"
-            delta = self._feed_forward(layer, self.norm(x, f"blk.{layer}.{norm}"))
-            if self.arch == "gemma3":
+            delta = self._feed_forward(layer, self._norm_before(x, f"blk.{layer}.{norm}"))
+            if self.arch in ("gemma3", "olmo2"):
                 delta = self.norm(delta, f"blk.{layer}.post_ffw_norm")
             x = x + residual * delta
         return self.norm(x, "token_embd_norm" if self.arch in LFM2 else "output_norm")
+
+    def _norm_before(self, x: Array, name: str) -> Array:
+        """OLMo 2 (https://arxiv.org/abs/2501.00656, section 3.2) norms what a block gives alone."""
+        return x if self.arch == "olmo2" else self.norm(x, name)
 
     def _mixer(self, layer: int) -> Callable[[int, Array], Array]:
         """What mixes the tokens in a layer."""
@@ -177,7 +183,7 @@ class Reference:
         return factors
 
     def _sees_a_window(self, layer: int) -> bool:
-        usual = 2 if self.arch == "gpt-oss" else 6
+        usual = {"gpt-oss": 2, "olmo2": 4}.get(self.arch, 6)
         period = int(self.key("attention.sliding_window_pattern", usual))
         return self.window > 0 and layer % period != period - 1
 
@@ -188,7 +194,7 @@ class Reference:
         q, gate = q[..., :d], q[..., d:]
         k = self.linear(x, f"blk.{layer}.attn_k").reshape(n, self.n_head_kv, d)
         v = self.linear(x, f"blk.{layer}.attn_v").reshape(n, self.n_head_kv, d)
-        # Present in qwen3: each head's own RMS norm, before the rotation.
+        # Present in qwen3: each head's own RMS norm, before the rotation; in olmo2 one of all.
         if f"blk.{layer}.attn_q_norm.weight" in self._tensors:
             q = self.norm(q, f"blk.{layer}.attn_q_norm")
             k = self.norm(k, f"blk.{layer}.attn_k_norm")
@@ -320,9 +326,12 @@ class Reference:
         return y if bias is None else y + bias
 
     def norm(self, x: Array, name: str) -> Array:
-        """RMS norm of the last dimension."""
-        scale = 1.0 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps)
-        return x * scale * self.require(f"{name}.weight").astype(np.float64)
+        """RMS norm of each part of a row that is as wide as the weight."""
+        weight = self.require(f"{name}.weight").astype(np.float64)
+        parts = x.reshape(len(x), -1, weight.size)
+        scale = 1.0 / np.sqrt(np.mean(parts * parts, axis=-1, keepdims=True) + self.eps)
+        result: Array = (parts * scale * weight).reshape(x.shape)
+        return result
 
     def rounded(self, x: Array) -> Array:
         """Keys or values as the cache has them."""
@@ -389,7 +398,9 @@ class Reference:
         scale = 1.0 + log
         if self.arch == "mistral3":
             scale /= 1.0 + float(self.key("rope.scaling.yarn_log_multiplier", 0.0)) * log
-        scale *= float(self.key("rope.scaling.attn_factor", 1.0))
+        named = float(self.key("rope.scaling.attn_factor", 1.0))
+        # Files of OLMo 3 name the whole, as its published configuration does.
+        scale = named if self.arch == "olmo2" and named != 1.0 else scale * named
         return inv_freq / factor * (1.0 - keep) + inv_freq * keep, scale
 
 

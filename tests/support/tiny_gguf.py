@@ -33,8 +33,11 @@ def tensors(arch: str) -> Iterator[tuple[str, NDArray[Any]]]:
         }
         if arch == "qwen2":
             shapes |= {f"attn_{x}.bias": (n,) for x, n in (("q", n_q), ("k", n_kv), ("v", n_kv))}
-        if arch == "gemma3":
+        if arch in ("gemma3", "olmo2"):
             shapes |= {f"post_{x}_norm.weight": (N_EMBD,) for x in ("attention", "ffw")}
+        if arch == "olmo2":
+            del shapes["attn_norm.weight"], shapes["ffn_norm.weight"]
+            shapes |= {f"attn_{x}_norm.weight": (n,) for x, n in (("q", n_q), ("k", n_kv))}
         if arch in ("qwen3", "gemma3"):
             shapes |= {f"attn_{x}_norm.weight": (HEAD_DIM,) for x in "qk"}
         for name, shape in shapes.items():

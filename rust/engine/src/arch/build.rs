@@ -269,6 +269,18 @@ impl<'a> Builder<'a> {
         n_head: usize,
         kv: KvShape,
     ) -> Result<Heads> {
+        self.heads_under(layer, Some("attn_norm"), x, n_head, kv)
+    }
+
+    /// The same under a norm of this name, or under none.
+    pub fn heads_under(
+        &mut self,
+        layer: usize,
+        norm: Option<&str>,
+        x: BufferId,
+        n_head: usize,
+        kv: KvShape,
+    ) -> Result<Heads> {
         let n_embd = self.config.n_embd;
         let (n_q, n_kv) = (n_head * kv.head_dim, kv.n_head_kv * kv.head_dim);
         let (q, k, v) = (
@@ -276,7 +288,7 @@ impl<'a> Builder<'a> {
             self.buffer("k", n_kv),
             self.buffer("v", n_kv),
         );
-        let norm = Some(self.norm(&format!("blk.{layer}.attn_norm.weight"), n_embd)?);
+        let norm = self.norm_before(layer, norm)?;
         self.product(x, norm, layer, "attn_q", &[n_embd, n_q], q)?;
         self.product(x, norm, layer, "attn_k", &[n_embd, n_kv], k)?;
         self.product(x, norm, layer, "attn_v", &[n_embd, n_kv], v)?;
@@ -357,14 +369,14 @@ impl<'a> Builder<'a> {
     /// `ffn_down · (silu(ffn_gate · x) * (ffn_up · x))` of `x` under the norm `ffn_norm`: what is to be
     /// added to x.
     pub fn swiglu(&mut self, layer: usize, x: BufferId, n_ff: usize) -> Result<BufferId> {
-        self.swiglu_under(layer, "ffn_norm", x, n_ff)
+        self.swiglu_under(layer, Some("ffn_norm"), x, n_ff)
     }
 
-    /// The same under a norm of this name.
+    /// The same under a norm of this name, or under none.
     pub fn swiglu_under(
         &mut self,
         layer: usize,
-        norm: &str,
+        norm: Option<&str>,
         x: BufferId,
         n_ff: usize,
     ) -> Result<BufferId> {
@@ -377,10 +389,8 @@ impl<'a> Builder<'a> {
 
     /// The same with gelu for silu.
     pub fn geglu(&mut self, layer: usize, x: BufferId, n_ff: usize) -> Result<BufferId> {
-        self.gated(layer, "ffn_norm", x, n_ff, |[gate, up, out]| Op::GeGlu {
-            gate,
-            up,
-            out,
+        self.gated(layer, Some("ffn_norm"), x, n_ff, |[gate, up, out]| {
+            Op::GeGlu { gate, up, out }
         })
     }
 
@@ -388,7 +398,7 @@ impl<'a> Builder<'a> {
     fn gated(
         &mut self,
         layer: usize,
-        norm: &str,
+        norm: Option<&str>,
         x: BufferId,
         n_ff: usize,
         activation: fn([BufferId; 3]) -> Op,
@@ -400,7 +410,7 @@ impl<'a> Builder<'a> {
             self.buffer("act", n_ff),
         );
         let delta = self.buffer("delta", n_embd);
-        let norm = Some(self.norm(&format!("blk.{layer}.{norm}.weight"), n_embd)?);
+        let norm = self.norm_before(layer, norm)?;
         self.product(x, norm, layer, "ffn_gate", &[n_embd, n_ff], gate)?;
         self.product(x, norm, layer, "ffn_up", &[n_embd, n_ff], up)?;
         self.push(activation([gate, up, act]));
@@ -626,6 +636,13 @@ impl<'a> Builder<'a> {
         });
         self.plan.logits = logits;
         Ok(self.plan)
+    }
+
+    /// The norm of rows before a block of a layer, where it has one.
+    fn norm_before(&mut self, layer: usize, name: Option<&str>) -> Result<Option<Norm>> {
+        let n_embd = self.config.n_embd;
+        name.map(|name| self.norm(&format!("blk.{layer}.{name}.weight"), n_embd))
+            .transpose()
     }
 
     /// The norm of the tensor `name`, over rows or parts of `width` values.

@@ -16,6 +16,7 @@ mod lfm2;
 mod lfm2moe;
 mod llama;
 mod mistral3;
+mod olmo2;
 mod qwen2;
 mod qwen3;
 mod qwen35;
@@ -102,6 +103,12 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "mistral3",
         experts: true,
         plan: mistral3::plan,
+    },
+    // OLMo 3 calls itself so too.
+    Architecture {
+        name: "olmo2",
+        experts: false,
+        plan: olmo2::plan,
     },
 ];
 

@@ -13,7 +13,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
     let x = b.embed(1.0)?;
     for layer in 0..config.n_layer {
         mixer.add(&mut b, layer, x)?;
-        let delta = b.swiglu_under(layer, "post_attention_norm", x, config.n_ff)?;
+        let delta = b.swiglu_under(layer, Some("post_attention_norm"), x, config.n_ff)?;
         b.add(delta, x);
     }
     b.logits(x)

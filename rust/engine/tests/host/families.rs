@@ -86,18 +86,20 @@ fn windows_factors_and_caps_that_make_no_sense_are_refused() {
     says(&text, &["granite.logit_scale", "missing", "divided by"]);
 }
 
+/// The bases of the tables of angles, the table of each rotation, the window of each layer.
+fn tables(w: &Writer) -> (Vec<f64>, Vec<usize>, Vec<Option<usize>>) {
+    let plan = arch::plan(&config(w).unwrap()).unwrap();
+    let rotation = |op: &Op| op.signature().rotation.map(|rotation| rotation.table);
+    let bases = plan.ropes.iter().map(|r| r.inv_freq[1].powi(-2).round());
+    let rotated = plan.ops.iter().filter_map(rotation).collect();
+    let attends = |op: &&Op| op.signature().attends().is_some();
+    let attentions = plan.ops.iter().filter(attends);
+    let windows = attentions.map(|op| op.signature().window).collect();
+    (bases.collect(), rotated, windows)
+}
+
 #[test]
 fn gemma_rotates_its_kinds_of_layers_by_tables_of_their_own() {
-    let tables = |w: &Writer| {
-        let plan = arch::plan(&config(w).unwrap()).unwrap();
-        let rotation = |op: &Op| op.signature().rotation.map(|rotation| rotation.table);
-        let bases = plan.ropes.iter().map(|r| r.inv_freq[1].powi(-2).round());
-        let rotated: Vec<_> = plan.ops.iter().filter_map(rotation).collect();
-        let attends = |op: &&Op| op.signature().attends().is_some();
-        let attentions = plan.ops.iter().filter(attends);
-        let windows: Vec<_> = attentions.map(|op| op.signature().window).collect();
-        (bases.collect::<Vec<_>>(), rotated, windows)
-    };
     let mut w = tiny("gemma3");
     w.set("gemma3.rope.freq_base", Value::F32(1e6));
     w.set("gemma3.attention.sliding_window_pattern", Value::U32(2));
@@ -336,6 +338,45 @@ fn a_log_multiplier_takes_back_a_part_of_yarns_factor() {
     assert_eq!(scale("mistral3", 0.5, 0.5), 1.0);
     // Older files of other families have it too, and count without.
     assert_eq!(scale("llama", 1.0, 16.0), 1.0 + log);
+}
+
+#[test]
+fn olmo_scales_the_angles_of_layers_that_see_all() {
+    let mut w = tiny("olmo2");
+    let kinds = Value::Array(Array::Bool(vec![true, false]));
+    w.set("olmo2.attention.sliding_window_pattern", kinds);
+    w.set(
+        "olmo2.rope.scaling.type",
+        Value::String("linear".to_owned()),
+    );
+    w.set("olmo2.rope.scaling.factor", Value::F32(4.0));
+    let (local, global) = (Some(4), None);
+    // A fourth of the angle of pair 1, which its base's square root divides.
+    let found = tables(&w);
+    assert_eq!(
+        found,
+        (vec![1.6e5, 1e4], vec![1, 1, 0, 0], vec![local, global])
+    );
+    w.remove("olmo2.attention.sliding_window");
+    assert_eq!(tables(&w), (vec![1.6e5], vec![0; 4], vec![None; 2]));
+}
+
+#[test]
+fn olmo_names_the_whole_of_yarns_factor() {
+    let scale = |arch: &str, named: Option<f32>| {
+        let mut w = tiny(arch);
+        let key = |part: &str| format!("{arch}.rope.scaling.{part}");
+        w.set(&key("type"), Value::String("yarn".to_owned()));
+        w.set(&key("factor"), Value::F32(8.0));
+        if let Some(named) = named {
+            w.set(&key("attn_factor"), Value::F32(named));
+        }
+        arch::plan(&config(&w).unwrap()).unwrap().ropes[0].scale
+    };
+    let whole = 1.0 + 0.1 * f64::ln(8.0);
+    assert_eq!(scale("olmo2", None), whole);
+    assert!((scale("olmo2", Some(1.25)) - 1.25).abs() < 1e-15);
+    assert_eq!(scale("llama", Some(1.25)), 1.25 * whole);
 }
 
 #[test]

@@ -207,6 +207,9 @@ pub fn tiny(arch: &str) -> Writer {
         // Their factors leave half of a head as it is.
         w.tensor("rope_freqs.weight", &[2], F32);
     }
+    if arch == "olmo2" {
+        w.set("olmo2.attention.sliding_window", Value::U32(4));
+    }
     if arch == "granite" {
         w.set("granite.logit_scale", Value::F32(8.0));
     }
@@ -251,7 +254,9 @@ pub fn tiny(arch: &str) -> Writer {
         let mut t = |name: &str, shape: &[u64], ty| {
             w.tensor(&format!("blk.{layer}.{name}.weight"), shape, ty);
         };
-        t("attn_norm", &[8], F32);
+        if arch != "olmo2" {
+            t("attn_norm", &[8], F32);
+        }
         if recurs {
             t("attn_qkv", &[8, 64], F16);
             t("attn_gate", &[8, 32], F16);
@@ -278,6 +283,7 @@ pub fn tiny(arch: &str) -> Writer {
                 t("attn_sinks", &[2], F32);
                 t("post_attention_norm", &[8], F32);
             }
+            "olmo2" => {}
             _ if has_delta => t("post_attention_norm", &[8], F32),
             _ => t("ffn_norm", &[8], F32),
         }
@@ -297,13 +303,17 @@ pub fn tiny(arch: &str) -> Writer {
             t("ffn_up", &[8, 12], F16);
             t("ffn_down", &[12, 8], F16);
         }
-        if arch.starts_with("gemma") {
+        if arch.starts_with("gemma") || arch == "olmo2" {
             t("post_attention_norm", &[8], F32);
             t("post_ffw_norm", &[8], F32);
         }
         let norms_heads = arch.starts_with("qwen3") || convolves && layer == 1;
         if norms_heads && !recurs || arch.starts_with("gemma") {
             t("attn_q_norm", &[4], F32);
+            t("attn_k_norm", &[4], F32);
+        }
+        if arch == "olmo2" {
+            t("attn_q_norm", &[8], F32);
             t("attn_k_norm", &[4], F32);
         }
         if arch == "lfm2moe" && layer == 1 {

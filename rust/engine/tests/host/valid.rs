@@ -187,11 +187,14 @@ fn norms_of_rows_are_part_of_the_products() {
                 _ => {}
             }
         }
-        let attn = Some("attn_norm.weight");
-        let ffn = Some(match arch.name {
-            "gpt-oss" | "qwen35" | "qwen35moe" => "post_attention_norm.weight",
-            _ => "ffn_norm.weight",
-        });
+        let (attn, ffn) = match arch.name {
+            "gpt-oss" | "qwen35" | "qwen35moe" => {
+                (Some("attn_norm.weight"), Some("post_attention_norm.weight"))
+            }
+            // Norms stand behind its blocks alone.
+            "olmo2" => (None, None),
+            _ => (Some("attn_norm.weight"), Some("ffn_norm.weight")),
+        };
         let dense = [
             (ffn, "ffn_gate.weight"),
             (ffn, "ffn_up.weight"),
