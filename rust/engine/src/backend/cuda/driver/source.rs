@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 
+use super::constants::Constants;
 use super::stamps;
 use crate::quant;
 
@@ -147,13 +148,13 @@ pub struct Variant {
     pub source: &'static Source,
     /// Whether its blocks stamp their moments: see [`super::stamps`].
     pub stamps: bool,
-    /// The text of `variant.cuh`.
-    pub constants: String,
+    /// What it is compiled for.
+    pub constants: Constants,
 }
 
 impl Variant {
     /// Without stamps.
-    pub fn new(source: &'static Source, constants: String) -> Self {
+    pub fn new(source: &'static Source, constants: Constants) -> Self {
         Self {
             source,
             stamps: false,

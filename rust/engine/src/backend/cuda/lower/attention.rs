@@ -1,6 +1,7 @@
 //! An attention op: its shape, the memory that its blocks merge through, and whether a card has room for it.
 
-use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::lowering::{Lowering, Pass};
+use crate::backend::cuda::driver::constants::{constants, Constants, Group, Line};
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
 use crate::backend::PAGE_TOKENS;
@@ -61,24 +62,65 @@ pub struct NormRope {
     pub rotation: Rotation,
 }
 
-impl NormRope {
+constants! {
     /// What rotate.cuh is compiled for.
-    pub fn constants(plan: &Plan, rotation: Rotation) -> String {
-        sizes(&[("HALF", plan.ropes[rotation.table].inv_freq.len())])
-            + &flag("INTERLEAVED", rotation.style == RopeStyle::Interleaved)
+    pub struct RotateConstants {
+        half: usize = "uint32_t HALF",
+        interleaved: bool = "bool INTERLEAVED",
+    }
+
+    /// What kernels know of an attention op.
+    pub struct AttentionConstants {
+        n_head: usize = "int N_HEAD",
+        n_head_kv: usize = "int N_HEAD_KV",
+        head_dim: usize = "int HEAD_DIM",
+        /// 0: rows see all tokens.
+        window: usize = "uint32_t WINDOW",
+        has_sinks: bool = "bool HAS_SINKS",
+        kv: KvCodes,
+    }
+}
+
+/// The layout of heads of `HEAD_DIM` keys or values of a type.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KvCodes(pub &'static QuantType);
+
+impl Group for KvCodes {
+    fn list(&self, list: &mut Constants) {
+        if let Some(kv) = self.0.kernel.kv {
+            list.push(Line::Using("Kv".into(), format!("{}<HEAD_DIM>", kv.name)));
+        }
+    }
+}
+
+impl RotateConstants {
+    pub fn new(plan: &Plan, rotation: Rotation) -> Self {
+        Self {
+            half: plan.ropes[rotation.table].inv_freq.len(),
+            interleaved: rotation.style == RopeStyle::Interleaved,
+        }
+    }
+
+    /// Where nothing is rotated.
+    pub fn none() -> Self {
+        Self {
+            half: 8,
+            interleaved: false,
+        }
     }
 }
 
 impl AttentionOp {
-    /// What kernels know of it as constants: a window of 0 where rows of up to `n_ctx` tokens see all.
-    pub fn constants(&self, n_ctx: usize) -> String {
-        let shape = [
-            ("N_HEAD", self.n_head),
-            ("N_HEAD_KV", self.kv.n_head_kv),
-            ("HEAD_DIM", self.kv.head_dim),
-        ];
-        let window = self.window.filter(|tokens| *tokens < n_ctx).unwrap_or(0);
-        constants(&shape) + &sizes(&[("WINDOW", window)]) + &flag("HAS_SINKS", self.sinks.is_some())
+    /// What kernels know of it, where rows have up to `n_ctx` tokens.
+    pub fn constants(&self, l: &Lowering) -> AttentionConstants {
+        AttentionConstants {
+            n_head: self.n_head,
+            n_head_kv: self.kv.n_head_kv,
+            head_dim: self.kv.head_dim,
+            window: self.window.filter(|tokens| *tokens < l.n_ctx).unwrap_or(0),
+            has_sinks: self.sinks.is_some(),
+            kv: KvCodes(l.kv_type),
+        }
     }
 
     /// Most splits of a row of up to `tokens` tokens: each has a page at least.

@@ -2,11 +2,13 @@
 //! of time alone.
 
 use super::attention::{
-    describe, page_bytes, parts, AttentionOp, NormRope, ATTENTION_ROWS, MAX_SPLITS, STATIC_BYTES,
+    describe, page_bytes, parts, AttentionConstants, AttentionOp, RotateConstants, ATTENTION_ROWS,
+    MAX_SPLITS, STATIC_BYTES,
 };
-use super::lowering::{flag, sizes, Lowering, Pass, Path};
+use super::lowering::{Lowering, Pass, Path};
 use super::params::{AttentionFixed, KvView, PromptAttention, CONSTANTS};
-use crate::backend::cuda::driver::source::{source, Source, Variant};
+use crate::backend::cuda::driver::constants::{constants, Kernel};
+use crate::backend::cuda::driver::source::{source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::KvShape;
@@ -20,6 +22,33 @@ static PROMPT: Source = source!(
     PromptAttention,
     KvView
 );
+
+constants! {
+    /// attention_fixed.cu
+    struct StepVariant in STEP {
+        op: AttentionConstants,
+        heads: usize = "uint32_t HEADS",
+        teams: usize = "uint32_t TEAMS",
+        ring: usize = "uint32_t RING",
+        max_splits: usize = "uint32_t MAX_SPLITS",
+        norm_rope: bool = "bool NORM_ROPE",
+        values_normed: bool = "bool VALUES_NORMED",
+        values_are_keys: bool = "bool VALUES_ARE_KEYS",
+        rotate: RotateConstants,
+        single_row: bool = "bool SINGLE_ROW",
+    }
+
+    /// prompt_attention_fixed.cu
+    struct PromptVariant in PROMPT {
+        op: AttentionConstants,
+        threads: usize = "uint32_t THREADS",
+        rows: usize = "uint32_t ROWS",
+        stages: usize = "uint32_t STAGES",
+        shared_bytes: usize = "uint32_t SHARED_BYTES",
+        max_splits: usize = "uint32_t MAX_SPLITS",
+        warpgroups: bool = "bool WARPGROUPS",
+    }
+}
 
 /// Threads of a team of attention_fixed.cu, which takes a token block at a time. Where rows have several blocks
 /// and pages are so short that their reading takes less than their instructions, a block has several
@@ -103,30 +132,6 @@ fn scale(op: &AttentionOp) -> f32 {
     (f64::from(op.scale) * LOG2_E / (64.0 * 32639.0)) as f32
 }
 
-fn variant(
-    l: &Lowering,
-    op: &AttentionOp,
-    source: &'static Source,
-    more: &[(&str, usize)],
-) -> Variant {
-    let more = [more, &[("MAX_SPLITS", MAX_SPLITS)]].concat();
-    let kv = l.kv_type.kernel.kv_line();
-    Variant::new(source, op.constants(l.n_ctx) + &kv + &sizes(&more))
-}
-
-/// What attention_fixed.cu is compiled for where it rotates heads, and where it does not.
-fn norm_rope_constants(l: &Lowering, op: &AttentionOp) -> String {
-    let how = op
-        .norm_rope
-        .map(|t| NormRope::constants(&l.plan, t.rotation));
-    let none = || sizes(&[("HALF", 8)]) + &flag("INTERLEAVED", false);
-    let values = op.norm_rope.and_then(|t| t.values);
-    flag("NORM_ROPE", how.is_some())
-        + &flag("VALUES_NORMED", values.is_some())
-        + &flag("VALUES_ARE_KEYS", values.is_some_and(|v| v.are_keys))
-        + &how.unwrap_or_else(none)
-}
-
 /// Some rows of a pass by the kernel for steps, up to `at_once` in a launch.
 fn step_specs(
     l: &Lowering,
@@ -187,6 +192,22 @@ fn step_specs(
     let norm_rope = op.norm_rope;
     let [q_weight, k_weight] = [norm_rope.map(|t| t.queries), norm_rope.map(|t| t.keys)];
     let [q_weight, k_weight] = [l.vector(q_weight)?, l.vector(k_weight)?];
+    let values = norm_rope.and_then(|t| t.values);
+    let variant = StepVariant {
+        op: op.constants(l),
+        heads,
+        teams,
+        ring,
+        max_splits: MAX_SPLITS,
+        norm_rope: norm_rope.is_some(),
+        values_normed: values.is_some(),
+        values_are_keys: values.is_some_and(|v| v.are_keys),
+        rotate: norm_rope.map_or_else(RotateConstants::none, |t| {
+            RotateConstants::new(&l.plan, t.rotation)
+        }),
+        single_row: rows == 1,
+    };
+    let variant = variant.variant();
     let launch = |first: usize| {
         let params = AttentionFixed {
             q: l.address(op.q) + first as u64 * row_bytes,
@@ -208,13 +229,9 @@ fn step_specs(
             located: u32::from(op.newest.is_some() && Spec::reads_before_wait(before)),
         };
         let count = (of.end - first).min(at_once) as u32;
-        let more = [("HEADS", heads), ("TEAMS", teams), ("RING", ring)];
         let grid = [of_heads as u32, 1, count];
-        let mut variant = variant(l, op, &STEP, &more);
-        variant.constants += &norm_rope_constants(l, op);
-        variant.constants += &flag("SINGLE_ROW", rows == 1);
         let threads = (teams * TEAM) as u32;
-        let mut spec = Spec::new(variant, "attention_fixed", grid, threads, &params);
+        let mut spec = Spec::new(variant.clone(), "attention_fixed", grid, threads, &params);
         spec.shared = (ring * part) as u32;
         spec
     };
@@ -254,16 +271,17 @@ fn prompt_spec(
     let (rows, blocks) = (warps * 16, blocks_of(warps));
     let threads = warps as u32 * 32;
     let shared = stages * 2 * part_bytes(l, op.kv) + query_bytes(op.kv, warps);
-    let more = [
-        ("THREADS", threads as usize),
-        ("ROWS", rows),
-        ("STAGES", stages),
-        ("SHARED_BYTES", shared),
-    ];
+    let variant = PromptVariant {
+        op: op.constants(l),
+        threads: threads as usize,
+        rows,
+        stages,
+        shared_bytes: shared,
+        max_splits: MAX_SPLITS,
+        warpgroups: l.card.has_warpgroups() && l.kv_type.kernel.kv_bytes() == 2,
+    };
+    let variant = variant.variant();
     let grid = [n_head_kv as u32, blocks as u32, 1];
-    let mut variant = variant(l, op, &PROMPT, &more);
-    let by_warpgroups = l.card.has_warpgroups() && l.kv_type.kernel.kv_bytes() == 2;
-    variant.constants += &flag("WARPGROUPS", by_warpgroups);
     let mut spec = Spec::new(variant, "prompt_attention_fixed", grid, threads, &params);
     spec.shared = shared as u32;
     Ok(spec)
@@ -364,11 +382,10 @@ mod tests {
                 teams * TEAM,
                 "{arch} {n_ctx} {kv_type}"
             );
-            assert!(single.variant.constants.contains("SINGLE_ROW = true"));
+            assert!(single.variant.constants.has("SINGLE_ROW", true));
             let two = of_rows(2);
             assert!(
-                two.block as usize <= 2 * TEAM
-                    && two.variant.constants.contains("SINGLE_ROW = false")
+                two.block as usize <= 2 * TEAM && two.variant.constants.has("SINGLE_ROW", false)
             );
         }
     }
@@ -473,14 +490,13 @@ mod tests {
             let spec = attention(window, &step(1));
             let params: AttentionFixed = spec.params().unwrap();
             assert_eq!(params.shares, shares, "{window}");
-            let constant = format!("WINDOW = {window};");
-            assert!(spec.variant.constants.contains(&constant), "{window}");
+            assert!(spec.variant.constants.has("WINDOW", window), "{window}");
             assert_eq!(spec.traffic.total(4096), spec.traffic.total(window as u64));
         }
         // One that no row is longer than is none.
         for pass in [step(1), chunk(512, 1)] {
             let spec = attention(4096, &pass);
-            assert!(spec.variant.constants.contains("WINDOW = 0;"));
+            assert!(spec.variant.constants.has("WINDOW", 0));
         }
     }
 }

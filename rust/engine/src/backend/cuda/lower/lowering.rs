@@ -1,7 +1,6 @@
 //! The inputs of lowering: plan, card, addresses, and the pass.
 
 use std::collections::HashMap;
-use std::fmt::Write;
 use std::sync::Arc;
 
 use super::layout::Order;
@@ -212,25 +211,4 @@ pub fn writes_none_of(parts: &[Part], epilogue: &Epilogue, read: &[BufferId]) ->
             parts.iter().all(|part| !read.contains(&part.out))
         }
     }
-}
-
-/// Lines of `variant.cuh`.
-pub fn constants(list: &[(&str, usize)]) -> String {
-    list.iter().fold(String::new(), |mut text, (name, value)| {
-        let _ = writeln!(text, "constexpr int {name} = {value};");
-        text
-    })
-}
-
-/// The same of unsigned numbers: sizes and counts of threads.
-pub fn sizes(list: &[(&str, usize)]) -> String {
-    list.iter().fold(String::new(), |mut text, (name, value)| {
-        let _ = writeln!(text, "constexpr uint32_t {name} = {value};");
-        text
-    })
-}
-
-/// The line of a fact that is or is not so.
-pub fn flag(name: &str, is_so: bool) -> String {
-    format!("constexpr bool {name} = {is_so};\n")
 }

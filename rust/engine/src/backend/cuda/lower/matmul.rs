@@ -1,15 +1,16 @@
 //! Several rows of activations times weights that are small integers, a batch's step or a prompt:
 //! activations are split into integers, then multiplied on tensor cores.
 
-use super::experts::{address_of, constants_of, ranks, Pairs};
-use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::experts::{address_of, ranks, ExpertConstants, Pairs};
+use super::lowering::{Lowering, Pass};
 use super::overflow::overflows;
 use super::params::{self, MatMul, Overflows, QkvRotation, Segment, Split, CONSTANTS};
-use super::product::{Op, Product};
-use super::shape::{largest_tile, segments, superblocks, MOST_BLOCK_X, TILE_ROWS};
+use super::product::{EpilogueConstants, Op, Product};
+use super::shape::{largest_tile, superblocks, Segments, MOST_BLOCK_X, TILE_ROWS};
 use super::x_tile::{XTile, X_TILE_ROWS};
+use crate::backend::cuda::driver::constants::{constants, Kernel};
 use crate::backend::cuda::driver::info::DeviceInfo;
-use crate::backend::cuda::driver::source::{source, Source, Variant};
+use crate::backend::cuda::driver::source::{source, Source};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
 use crate::plan::fuse::{Experts, Fused};
@@ -26,6 +27,34 @@ static SOURCE: Source = source!(
     QkvRotation,
     params::Experts
 );
+
+constants! {
+    /// split.cu, and what matmul.cu has of it.
+    #[derive(Copy)]
+    struct SplitVariant in SPLIT {
+        n_in: usize = "int N_IN",
+        norm: bool = "bool NORM",
+        tile: XTile,
+        experts: ExpertConstants,
+    }
+
+    /// matmul.cu
+    struct MatMulVariant in SOURCE {
+        split: SplitVariant,
+        w_tiles: usize = "int W_TILES",
+        n_tiles: usize = "int N_TILES",
+        ring: usize = "int RING",
+        keeps_total: bool = "bool KEEPS_TOTAL",
+        warps_r: usize = "uint32_t WARPS_R",
+        warps_n: usize = "uint32_t WARPS_N",
+        splits: usize = "uint32_t SPLITS",
+        copy_weights: usize = "uint32_t COPY_WEIGHTS",
+        min_blocks: usize = "uint32_t MIN_BLOCKS",
+        shared_bytes: usize = "uint32_t SHARED_BYTES",
+        types: Segments,
+        epilogue: EpilogueConstants,
+    }
+}
 
 /// Threads of the block that makes a tile of activations.
 const SPLIT_THREADS: u32 = 256;
@@ -286,22 +315,6 @@ impl Shape {
         let share = self.threads() * weights / (weights + x);
         (share / 32 * 32).clamp(32, self.threads() - 32)
     }
-
-    fn constants(&self) -> String {
-        constants(&[
-            ("W_TILES", self.w_tiles),
-            ("N_TILES", self.n_tiles),
-            ("RING", self.ring),
-        ]) + &flag("KEEPS_TOTAL", self.keeps_total)
-            + &sizes(&[
-                ("WARPS_R", self.warps_r),
-                ("WARPS_N", self.warps_n),
-                ("SPLITS", self.splits),
-                ("COPY_WEIGHTS", self.copy_weights()),
-                ("MIN_BLOCKS", self.blocks),
-                ("SHARED_BYTES", self.shared_bytes()),
-            ])
-    }
 }
 
 /// The launches of `product` with the `m` rows of `op.x`, or with their `pairs`.
@@ -327,10 +340,12 @@ pub fn specs(
     let x_blocks = pairs.map_or(shape.x_blocks(m), |pairs| pairs.blocks());
     let n_tiles = x_blocks * shape.block_x();
     let m = pairs.map_or(m, |_| n_tiles * X_TILE_ROWS);
-    let common = constants(&[("N_IN", n_in)])
-        + &flag("NORM", op.norm.is_some())
-        + &shape.tile.constants()
-        + &constants_of(pairs.as_ref());
+    let common = SplitVariant {
+        n_in,
+        norm: op.norm.is_some(),
+        tile: shape.tile,
+        experts: ExpertConstants::of(pairs.as_ref()),
+    };
 
     let split = Split {
         x: l.source(op.x, pass),
@@ -342,16 +357,27 @@ pub fn specs(
         m: m as u32,
         unused: 0,
     };
-    let variant = Variant::new(&SPLIT, common.clone());
     let grid = [superblocks(n_in) as u32, n_tiles as u32, 1];
-    let mut split_spec = Spec::new(variant, "split", grid, SPLIT_THREADS, &split);
+    let mut split_spec = Spec::new(common.variant(), "split", grid, SPLIT_THREADS, &split);
     let written = superblocks(n_in) * n_tiles * shape.tile.bytes();
     split_spec.traffic = Traffic::rows(m * n_in * 4 + written);
 
-    let variant = Variant::new(
-        &SOURCE,
-        common + &shape.constants() + &segments(&product.types) + &product.constants,
-    );
+    let variant = MatMulVariant {
+        split: common,
+        w_tiles: shape.w_tiles,
+        n_tiles: shape.n_tiles,
+        ring: shape.ring,
+        keeps_total: shape.keeps_total,
+        warps_r: shape.warps_r,
+        warps_n: shape.warps_n,
+        splits: shape.splits,
+        copy_weights: shape.copy_weights(),
+        min_blocks: shape.blocks,
+        shared_bytes: shape.shared_bytes(),
+        types: Segments(product.types.clone()),
+        epilogue: product.constants.clone(),
+    };
+    let variant = variant.variant();
     let params = MatMul {
         segment: product.segment,
         tiles: split.tiles,

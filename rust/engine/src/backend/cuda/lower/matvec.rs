@@ -1,14 +1,15 @@
 //! One row of activations times weights that are small integers: the kernel that decode is made of.
 
-use super::experts::{address_of, constants_of, route_constants, Pairs, MOST_RANKS};
-use super::gate::Gate;
-use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::experts::{address_of, ExpertConstants, Pairs, RouteConstants, MOST_RANKS};
+use super::gate::{Gate, GateConstants};
+use super::lowering::{Lowering, Pass};
 use super::overflow::overflows;
 use super::params::{self, MatVec, Overflows, QkvRotation, Route, Segment, CONSTANTS};
 use super::pass_fusion::PassFusion;
-use super::product::{Op, Product};
-use super::shape::{largest_tile, minimums, segments, superblocks, MOST_TICKETS, TILE_ROWS};
-use crate::backend::cuda::driver::source::{source, Source, Variant};
+use super::product::{EpilogueConstants, Op, Product};
+use super::shape::{largest_tile, minimums, superblocks, Segments, MOST_TICKETS, TILE_ROWS};
+use crate::backend::cuda::driver::constants::{constants, Kernel};
+use crate::backend::cuda::driver::source::{source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::{
@@ -29,6 +30,33 @@ static SOURCE: Source = source!(
     params::Gated,
     Route
 );
+
+constants! {
+    /// matvec.cu
+    struct MatVecVariant in SOURCE {
+        n_in: usize = "int N_IN",
+        minimums: usize = "int MINIMUMS",
+        warps_k: usize = "uint32_t WARPS_K",
+        warps_r: usize = "uint32_t WARPS_R",
+        ring: usize = "uint32_t RING",
+        ahead: usize = "uint32_t AHEAD",
+        round: usize = "uint32_t ROUND",
+        sets: usize = "uint32_t SETS",
+        shared_bytes: usize = "uint32_t SHARED_BYTES",
+        holds_columns: bool = "bool HOLDS_COLUMNS",
+        norm: bool = "bool NORM",
+        chooses: bool = "bool CHOOSES",
+        mixes: bool = "bool MIXES",
+        chained: bool = "bool CHAINED",
+        shares: bool = "bool SHARES",
+        adds: bool = "bool ADDS",
+        types: Segments,
+        experts: ExpertConstants,
+        gate: GateConstants,
+        route: RouteConstants,
+        epilogue: EpilogueConstants,
+    }
+}
 
 /// Bytes of a superblock of x in shared memory, as the kernel lays it out, in so many forms and with so many
 /// sums for minimums.
@@ -192,20 +220,6 @@ impl Shape {
         let rotations = self.warps_r * self.round * (TILE_ROWS / 2) * 8;
         barriers + rotations + MOST_RANKS * 8 + OTHER_STATIC_BYTES
     }
-
-    fn constants(&self) -> String {
-        constants(&[("N_IN", self.n_in), ("MINIMUMS", self.minimums)])
-            + &sizes(&[
-                ("WARPS_K", self.warps_k),
-                ("WARPS_R", self.warps_r),
-                ("RING", self.ring),
-                ("AHEAD", self.ahead),
-                ("ROUND", self.round),
-                ("SETS", self.sets),
-                ("SHARED_BYTES", self.shared_bytes()),
-            ])
-            + &flag("HOLDS_COLUMNS", self.holds_columns)
-    }
 }
 
 /// The launch of `product` with the one row of `op.x`, behind `before` others of the pass; none where
@@ -301,21 +315,30 @@ fn launch(
             (None, None, None)
         }
     };
-    let variant = Variant::new(
-        &SOURCE,
-        shape.constants()
-            + &flag("NORM", op.norm.is_some())
-            + &flag("CHOOSES", route.is_some())
-            + &flag("MIXES", mix.is_some())
-            + &flag("CHAINED", chained > 1)
-            + &flag("SHARES", is_shared)
-            + &flag("ADDS", mix.is_some_and(|mix| mix.adds))
-            + &segments(&product.types)
-            + &constants_of(pairs)
-            + &Gate::constants(gate.as_ref(), l)
-            + &route_constants(route.as_ref().map(|op| (&*l.plan, op)))
-            + &product.constants,
-    );
+    let variant = MatVecVariant {
+        n_in,
+        minimums: shape.minimums,
+        warps_k: shape.warps_k,
+        warps_r: shape.warps_r,
+        ring: shape.ring,
+        ahead: shape.ahead,
+        round: shape.round,
+        sets: shape.sets,
+        shared_bytes: shape.shared_bytes(),
+        holds_columns: shape.holds_columns,
+        norm: op.norm.is_some(),
+        chooses: route.is_some(),
+        mixes: mix.is_some(),
+        chained: chained > 1,
+        shares: is_shared,
+        adds: mix.is_some_and(|mix| mix.adds),
+        types: Segments(product.types.clone()),
+        experts: ExpertConstants::of(pairs),
+        gate: Gate::constants(gate.as_ref(), l),
+        route: RouteConstants::of(route.as_ref().map(|op| (&*l.plan, op))),
+        epilogue: product.constants.clone(),
+    };
+    let variant = variant.variant();
     let route_params = match &route {
         Some(route) => route.params(l, 1)?,
         None => bytemuck::Zeroable::zeroed(),

@@ -1,12 +1,13 @@
 //! Rows of activations times weights that are floats.
 
-use super::experts::{address_of, constants_of, route_constants, Pairs};
-use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::experts::{address_of, ExpertConstants, Pairs, RouteConstants};
+use super::lowering::{Lowering, Pass};
 use super::params::{Experts, MatVecFloats, QkvRotation, Route, Segment, CONSTANTS};
 use super::pass_fusion::PassFusion;
-use super::product::{Op, Product};
-use super::shape::{segments, superblocks, MOST_FLOATS_X, TILE_COLS, TILE_ROWS};
-use crate::backend::cuda::driver::source::{source, Source, Variant};
+use super::product::{EpilogueConstants, Op, Product};
+use super::shape::{superblocks, Segments, MOST_FLOATS_X, TILE_COLS, TILE_ROWS};
+use crate::backend::cuda::driver::constants::{constants, Kernel};
+use crate::backend::cuda::driver::source::{source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::quant::QuantType;
@@ -20,6 +21,25 @@ static SOURCE: Source = source!(
     Experts,
     Route
 );
+
+constants! {
+    /// matvec_floats.cu
+    struct MatVecFloatsVariant in SOURCE {
+        n_in: usize = "int N_IN",
+        computing: usize = "uint32_t COMPUTING",
+        staged: usize = "uint32_t STAGED",
+        max_m: usize = "uint32_t MAX_M",
+        pairs: usize = "uint32_t PAIRS",
+        chunk: usize = "uint32_t CHUNK",
+        shared_bytes: usize = "uint32_t SHARED_BYTES",
+        norm: bool = "bool NORM",
+        routes: bool = "bool ROUTES",
+        route: RouteConstants,
+        types: Segments,
+        experts: ExpertConstants,
+        epilogue: EpilogueConstants,
+    }
+}
 
 /// Warps of a block.
 const WARPS: usize = 8;
@@ -59,24 +79,22 @@ pub fn spec(
     let is_staged = pairs.is_none() && m == 1 && staged.saturating_mul(computing) <= STAGED_BYTES;
     let staged = if is_staged { staged } else { 0 };
     let shared = chunk * a_superblock + computing * staged;
-    let variant = Variant::new(
-        &SOURCE,
-        constants(&[("N_IN", n_in)])
-            + &sizes(&[
-                ("COMPUTING", computing),
-                ("STAGED", staged),
-                ("MAX_M", max_m),
-                ("PAIRS", w_pairs),
-                ("CHUNK", chunk),
-                ("SHARED_BYTES", shared),
-            ])
-            + &flag("NORM", op.norm.is_some())
-            + &flag("ROUTES", route.is_some())
-            + &route_constants(route.as_ref().map(|op| (&*l.plan, op)))
-            + &segments(&product.types)
-            + &constants_of(pairs)
-            + &product.constants,
-    );
+    let variant = MatVecFloatsVariant {
+        n_in,
+        computing,
+        staged,
+        max_m,
+        pairs: w_pairs,
+        chunk,
+        shared_bytes: shared,
+        norm: op.norm.is_some(),
+        routes: route.is_some(),
+        route: RouteConstants::of(route.as_ref().map(|op| (&*l.plan, op))),
+        types: Segments(product.types.clone()),
+        experts: ExpertConstants::of(pairs),
+        epilogue: product.constants.clone(),
+    };
+    let variant = variant.variant();
     let route_params = match &route {
         Some(route) => route.params(l, m)?,
         None => bytemuck::Zeroable::zeroed(),

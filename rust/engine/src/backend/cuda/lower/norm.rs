@@ -1,9 +1,10 @@
 //! Norms of rows, and what is done with normalized values in the same launch.
 
-use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::lowering::{Lowering, Pass};
 use super::params::{RmsNorm, CONSTANTS};
 use super::shape::superblocks;
-use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
+use crate::backend::cuda::driver::constants::{constants, Kernel};
+use crate::backend::cuda::driver::source::{shared, source, Source};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
 use crate::plan::{BufferId, Norm, WeightId};
@@ -30,6 +31,29 @@ shared! {
 
 static RMS_NORM: Source = source!("rms_norm.cu", CONSTANTS, RmsNorm);
 static RMS_NORM_PAIR: Source = source!("rms_norm_pair.cu", CONSTANTS, RmsNormPair);
+
+constants! {
+    /// row.cuh
+    struct RowConstants {
+        group: usize = "int GROUP",
+        threads: usize = "uint32_t THREADS",
+    }
+
+    /// rms_norm.cu
+    struct RmsNormVariant in RMS_NORM {
+        row: RowConstants,
+        adds: bool = "bool ADDS",
+        gated: bool = "bool GATED",
+        has_weight: bool = "bool HAS_WEIGHT",
+        has_factor: bool = "bool HAS_FACTOR",
+    }
+
+    /// rms_norm_pair.cu
+    struct RmsNormPairVariant in RMS_NORM_PAIR {
+        row: RowConstants,
+        has_factor: bool = "bool HAS_FACTOR",
+    }
+}
 
 /// Most warps of a block, and of one whose threads may have as many registers as there are.
 const MOST_WARPS: usize = 32;
@@ -145,8 +169,11 @@ pub fn norm_pair(
     };
     // a, b and out, and the weights.
     let threads = threads(group, 6);
-    let text = shape(group, threads) + &flag("HAS_FACTOR", factor.is_some());
-    let variant = Variant::new(&RMS_NORM_PAIR, text);
+    let variant = RmsNormPairVariant {
+        row: RowConstants { group, threads },
+        has_factor: factor.is_some(),
+    };
+    let variant = variant.variant();
     let block = threads as u32;
     let mut spec = Spec::new(variant, "rms_norm_pair", [rows, 1, 1], block, &params);
     spec.label = format!("rms_norm pair {}", l.plan.weight(norm.weight).name);
@@ -181,14 +208,14 @@ fn launch(
     };
     // x, its weight, and what it is added to or multiplied with.
     let threads = threads(group, 3);
-    let variant = Variant::new(
-        &RMS_NORM,
-        shape(group, threads)
-            + &flag("ADDS", matches!(end, End::Add(_)))
-            + &flag("GATED", gate.is_some())
-            + &flag("HAS_WEIGHT", weight.is_some())
-            + &flag("HAS_FACTOR", factor.is_some()),
-    );
+    let variant = RmsNormVariant {
+        row: RowConstants { group, threads },
+        adds: matches!(end, End::Add(_)),
+        gated: gate.is_some(),
+        has_weight: weight.is_some(),
+        has_factor: factor.is_some(),
+    };
+    let variant = variant.variant();
     let block = threads as u32;
     Ok(Spec::new(
         variant,
@@ -197,9 +224,4 @@ fn launch(
         block,
         &params,
     ))
-}
-
-/// What row.cuh is compiled for.
-fn shape(group: usize, threads: usize) -> String {
-    constants(&[("GROUP", group)]) + &sizes(&[("THREADS", threads)])
 }

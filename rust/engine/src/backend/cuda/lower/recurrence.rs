@@ -1,10 +1,11 @@
 //! Ops that take a state from token to token. Rows of a step are sequences of their own, a block each;
 //! those of prompts follow each other, so a block takes all of them.
 
-use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::lowering::{Lowering, Pass};
 use super::params::CONSTANTS;
 use super::shape::MOST_TICKETS;
-use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
+use crate::backend::cuda::driver::constants::{constants, Kernel};
+use crate::backend::cuda::driver::source::{shared, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, Op, StateId};
@@ -69,6 +70,27 @@ shared! {
 static SHORT_CONV: Source = source!("short_conv.cu", CONSTANTS, ShortConv);
 static DELTA_NET: Source = source!("delta_net.cu", CONSTANTS, Convolution, DeltaNet);
 
+constants! {
+    /// short_conv.cu
+    struct ShortConvVariant in SHORT_CONV {
+        channels: usize = "uint32_t CHANNELS",
+        taps: usize = "uint32_t TAPS",
+        silu: usize = "int SILU",
+        gates: usize = "int GATES",
+    }
+
+    /// delta_net.cu
+    struct DeltaNetVariant in DELTA_NET {
+        n_head: usize = "uint32_t N_HEAD",
+        n_head_k: usize = "uint32_t N_HEAD_K",
+        head_dim: usize = "uint32_t HEAD_DIM",
+        columns: usize = "uint32_t COLUMNS",
+        taps: usize = "uint32_t TAPS",
+        convolves: bool = "bool CONVOLVES",
+        root: f32 = "float ROOT",
+    }
+}
+
 /// Threads of a block of short_conv.cu.
 const THREADS: u32 = 256;
 
@@ -100,7 +122,7 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
             silu,
         } => {
             let weight = l.vector(Some(weight))?;
-            let around = [("SILU", usize::from(silu)), ("GATES", 0)];
+            let around = (silu, false);
             Ok(short_conv(l, [x, out], (weight, taps), state, around, pass))
         }
         Op::GatedConv {
@@ -111,7 +133,7 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
             taps,
         } => {
             let weight = l.vector(Some(weight))?;
-            let around = [("SILU", 0), ("GATES", 1)];
+            let around = (false, true);
             Ok(short_conv(l, [x, out], (weight, taps), state, around, pass))
         }
         Op::DeltaNet { .. } => delta_net(l, None, op, pass),
@@ -145,7 +167,7 @@ fn short_conv(
     [x, out]: [BufferId; 2],
     (weight, taps): (u64, usize),
     state: StateId,
-    around: [(&str, usize); 2],
+    (silu, gates): (bool, bool),
     pass: &Pass,
 ) -> Spec {
     let (first, grid) = blocks(pass);
@@ -160,8 +182,13 @@ fn short_conv(
         n_slots: l.n_slots as u32,
         first,
     };
-    let text = sizes(&[("CHANNELS", channels), ("TAPS", taps)]);
-    let variant = Variant::new(&SHORT_CONV, text + &constants(&around));
+    let variant = ShortConvVariant {
+        channels,
+        taps,
+        silu: usize::from(silu),
+        gates: usize::from(gates),
+    };
+    let variant = variant.variant();
     let across = (channels as u32).div_ceil(THREADS);
     let mut spec = Spec::new(variant, "short_conv", [across, grid, 1], THREADS, &params);
     spec.label = format!("short_conv {}", l.plan.states[state.0].name);
@@ -243,18 +270,16 @@ fn delta_net(l: &Lowering, conv: Option<&Op>, op: &Op, pass: &Pass) -> Result<Sp
                 unused: 0,
                 conv: its,
             };
-            let text = sizes(&[
-                ("N_HEAD", n_head),
-                ("N_HEAD_K", n_head_k),
-                ("HEAD_DIM", head_dim),
-                ("COLUMNS", columns),
-                ("TAPS", taps),
-            ]) + &flag("CONVOLVES", conv.is_some());
-            let root = (1.0 / (head_dim as f64).sqrt()) as f32;
-            let variant = Variant::new(
-                &DELTA_NET,
-                text + &format!("constexpr float ROOT = {root:e}f;\n"),
-            );
+            let variant = DeltaNetVariant {
+                n_head,
+                n_head_k,
+                head_dim,
+                columns,
+                taps,
+                convolves: conv.is_some(),
+                root: (1.0 / (head_dim as f64).sqrt()) as f32,
+            };
+            let variant = variant.variant();
             let across = (n_head * (head_dim / columns)) as u32;
             let threads = (columns / 8 * 32) as u32;
             let mut spec = Spec::new(variant, "delta_net", [across, grid, 1], threads, &params);

@@ -3,8 +3,8 @@
 
 use bytemuck::Zeroable;
 
-use super::lowering::{flag, sizes};
 use super::params::{SlotState, CONSTANTS};
+use crate::backend::cuda::driver::constants::{constants, Kernel};
 use crate::backend::cuda::driver::source::{shared, Layout, Shared, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::backend::Finish;
@@ -78,6 +78,20 @@ shared! {
         masks: u64,
         max_rows: u32,
         unused: u32,
+    }
+}
+
+constants! {
+    /// sample.cu
+    struct SampleVariant in SOURCE {
+        n_vocab: usize = "uint32_t N_VOCAB",
+        n_ctx: usize = "uint32_t N_CTX",
+        tile: usize = "uint32_t TILE",
+        max_blocks: usize = "uint32_t MAX_BLOCKS",
+        bins: usize = "uint32_t BINS",
+        list: usize = "uint32_t LIST",
+        ring_steps: usize = "uint32_t RING_STEPS",
+        verifies: bool = "bool VERIFIES",
     }
 }
 
@@ -234,16 +248,17 @@ pub fn mask_words(n_vocab: usize) -> usize {
 
 /// The kernels for a vocabulary and a context, which draw at once or verify drafts.
 pub fn variant(n_vocab: usize, n_ctx: usize, verifies: bool) -> Variant {
-    let constants = [
-        ("N_VOCAB", n_vocab),
-        ("N_CTX", n_ctx),
-        ("TILE", TILE),
-        ("MAX_BLOCKS", MAX_BLOCKS),
-        ("BINS", BINS),
-        ("LIST", LIST),
-        ("RING_STEPS", RING_STEPS),
-    ];
-    Variant::new(&SOURCE, sizes(&constants) + &flag("VERIFIES", verifies))
+    SampleVariant {
+        n_vocab,
+        n_ctx,
+        tile: TILE,
+        max_blocks: MAX_BLOCKS,
+        bins: BINS,
+        list: LIST,
+        ring_steps: RING_STEPS,
+        verifies,
+    }
+    .variant()
 }
 
 /// All of the state that sampling parameters decide.

@@ -1,16 +1,17 @@
 //! A few rows of activations times weights that are small integers, on cards with clusters: what steps of a
 //! small batch are made of.
 
-use super::experts::constants_of;
-use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::experts::ExpertConstants;
+use super::lowering::{Lowering, Pass};
 use super::overflow::overflows;
 use super::params;
 use super::params::{Overflows, QkvRotation, Segment, Skinny, CONSTANTS};
-use super::product::{Op, Product};
-use super::shape::{largest_tile, segments, superblocks, TILE_COLS, TILE_ROWS};
+use super::product::{EpilogueConstants, Op, Product};
+use super::shape::{largest_tile, superblocks, Segments, TILE_COLS, TILE_ROWS};
 use super::x_tile::{XTile, X_TILE_ROWS};
+use crate::backend::cuda::driver::constants::{constants, Kernel};
 use crate::backend::cuda::driver::info::{DeviceInfo, MOST_CLUSTER};
-use crate::backend::cuda::driver::source::{source, Source, Variant};
+use crate::backend::cuda::driver::source::{source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::parts::{longest_part, MOST_PARTS};
@@ -25,6 +26,26 @@ static SOURCE: Source = source!(
     Overflows,
     params::Experts
 );
+
+constants! {
+    /// skinny.cu
+    struct SkinnyVariant in SOURCE {
+        n_in: usize = "int N_IN",
+        w_tiles: usize = "int W_TILES",
+        n_tiles: usize = "int N_TILES",
+        warps: usize = "uint32_t WARPS",
+        ring: usize = "uint32_t RING",
+        sets: usize = "uint32_t SETS",
+        ahead: usize = "uint32_t AHEAD",
+        round: usize = "uint32_t ROUND",
+        shared_bytes: usize = "uint32_t SHARED_BYTES",
+        tile: XTile,
+        norm: bool = "bool NORM",
+        types: Segments,
+        experts: ExpertConstants,
+        epilogue: EpilogueConstants,
+    }
+}
 
 /// Most rows of activations.
 pub const MOST_ROWS: usize = X_TILE_ROWS;
@@ -214,21 +235,6 @@ impl Shape {
     fn round_tiles(&self) -> usize {
         self.warps * self.round * self.w_tiles
     }
-
-    fn constants(&self) -> String {
-        constants(&[
-            ("N_IN", self.n_in),
-            ("W_TILES", self.w_tiles),
-            ("N_TILES", 1),
-        ]) + &sizes(&[
-            ("WARPS", self.warps),
-            ("RING", self.ring),
-            ("SETS", self.sets),
-            ("AHEAD", self.ahead()),
-            ("ROUND", self.round),
-            ("SHARED_BYTES", self.shared_bytes()),
-        ]) + &self.tile.constants()
-    }
 }
 
 /// The launch of `product` with the `m` rows of `op.x`; none where there is no room for it, or matmul.cu is
@@ -244,14 +250,23 @@ pub fn spec(
     let Some(shape) = Shape::new(m, product.n_in, &product.types, tiles, &l.card) else {
         return Ok(None);
     };
-    let variant = Variant::new(
-        &SOURCE,
-        shape.constants()
-            + &flag("NORM", op.norm.is_some())
-            + &segments(&product.types)
-            + &constants_of(None)
-            + &product.constants,
-    );
+    let variant = SkinnyVariant {
+        n_in: product.n_in,
+        w_tiles: shape.w_tiles,
+        n_tiles: 1,
+        warps: shape.warps,
+        ring: shape.ring,
+        sets: shape.sets,
+        ahead: shape.ahead(),
+        round: shape.round,
+        shared_bytes: shape.shared_bytes(),
+        tile: shape.tile,
+        norm: op.norm.is_some(),
+        types: Segments(product.types.clone()),
+        experts: ExpertConstants::of(None),
+        epilogue: product.constants.clone(),
+    };
+    let variant = variant.variant();
     let params = Skinny {
         segment: product.segment,
         x: l.source(op.x, pass),

@@ -1,7 +1,7 @@
 //! How rows of activations lie for products on tensor cores, superblock by superblock, as `x_tile.cuh` has them.
 
-use super::lowering::{constants, flag};
 use super::shape::minimums;
+use crate::backend::cuda::driver::constants::constants;
 use crate::quant::{Offsets, QuantType, SUBS as MOST_SUMS};
 
 /// Rows of a tile.
@@ -17,16 +17,18 @@ const OFFSETS_BYTES: usize = 256;
 /// What one in halves for warpgroups has beside.
 const HALVES_BYTES: usize = X_TILE_ROWS * 4;
 
-/// What a tile of activations holds for these types of weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct XTile {
-    /// Sums of a superblock for minimums.
-    sums: usize,
-    offsets: bool,
-    /// Whether it is laid out for warpgroups.
-    warpgroups: bool,
-    /// Whether it has four rows, both of whose limbs are columns of one product.
-    packed: bool,
+constants! {
+    /// What a tile of activations holds for these types of weights.
+    #[derive(Copy, Eq)]
+    pub struct XTile {
+        /// Sums of a superblock for minimums.
+        sums: usize = "int X_SUMS",
+        offsets: bool = "bool X_OFFSETS",
+        /// Whether it is laid out for warpgroups.
+        warpgroups: bool = "bool WARPGROUPS",
+        /// Whether it has four rows, both of whose limbs are columns of one product.
+        packed: bool = "bool PACKED",
+    }
 }
 
 impl XTile {
@@ -67,12 +69,5 @@ impl XTile {
             (true, _) => bytes + HALVES_BYTES,
             (false, packed) => (bytes >> usize::from(packed)) + PADDING_BYTES,
         }
-    }
-
-    pub fn constants(self) -> String {
-        constants(&[("X_SUMS", self.sums)])
-            + &flag("X_OFFSETS", self.offsets)
-            + &flag("WARPGROUPS", self.warpgroups)
-            + &flag("PACKED", self.packed)
     }
 }
