@@ -98,7 +98,7 @@ def _show_devices(as_json: bool) -> None:
         room = card["error"] or f"{size(card['free_bytes'])} of {size(card['total_bytes'])} free"
         pdl = "with" if card["programmatic_launch"] else "without"
         said = f"{card['name']}, {card['arch']}, {room}, {pdl} programmatic launches"
-        rows.append((card["device"], said))
+        rows += [(card["device"], said), ("shapes", _shapes(card["shapes"]))]
     compiler = cuda["nvrtc"]
     version = f"{compiler['version']}, {compiler['path']}"
     rows += [
@@ -107,6 +107,15 @@ def _show_devices(as_json: bool) -> None:
         ("kernel cache", cuda["kernel_cache"] or "none: set ONEGRAPH_CACHE_DIR"),
     ]
     _print_rows(rows)
+
+
+def _shapes(row: Info) -> str:
+    """Whose kernels' shapes a card has, of those that were measured."""
+    if row["error"]:
+        return f"cannot be read: {row['error']}"
+    whose = f"those of {row['card']} ({row['arch']}, {row['sm_count']} multiprocessors)"
+    chosen = f"ONEGRAPH_SHAPES={row['file']}" if row["file"] else row["chosen"]
+    return f"{whose}, {chosen}"
 
 
 def _free_memory() -> int | None:

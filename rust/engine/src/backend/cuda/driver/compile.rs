@@ -369,7 +369,7 @@ mod tests {
             "stamps.cuh",
             "variant.cuh",
         ];
-        assert_eq!(names(Line::Constant("int N", 1.into())), its);
+        assert_eq!(names(Line::Constant("int", "n", 1.into())), its);
         // Any other by way of the variant, and what that needs.
         for (header, text) in headers() {
             let found = names(Line::Include(header));

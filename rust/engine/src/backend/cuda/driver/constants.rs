@@ -42,8 +42,8 @@ impl From<&'static str> for Value {
 /// One line of `variant.cuh`, or what an `enum` or a function of it takes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Line {
-    /// C type and name, such as `uint32_t WARPS`. Of a float that is no `float`, the constant is its bits.
-    Constant(&'static str, Value),
+    /// C type, name in small letters, and value; one of a float that is no `float` is its bits.
+    Constant(&'static str, &'static str, Value),
     /// The names of an `enum`.
     Names(&'static [&'static str]),
     Include(&'static str),
@@ -64,12 +64,14 @@ impl Constants {
         self.0.push(line);
     }
 
-    /// The value of the constant `name`, where the kernel has it.
+    pub fn constant(&mut self, ty: &'static str, name: &'static str, value: impl Into<Value>) {
+        self.push(Line::Constant(ty, name, value.into()));
+    }
+
+    /// The value of the constant `name`, in capitals, where the kernel has it.
     pub fn get(&self, name: &str) -> Option<Value> {
         self.0.iter().find_map(|line| match line {
-            Line::Constant(declared, value) if declared.rsplit(' ').next() == Some(name) => {
-                Some(*value)
-            }
+            Line::Constant(_, its, value) if its.to_uppercase() == name => Some(*value),
             _ => None,
         })
     }
@@ -84,12 +86,12 @@ impl Constants {
         let mut text = String::new();
         for line in &self.0 {
             let _ = match line {
-                Line::Constant(declared, value) => {
-                    let _ = write!(text, "constexpr {declared} = ");
+                Line::Constant(ty, name, value) => {
+                    let _ = write!(text, "constexpr {ty} {} = ", name.to_uppercase());
                     let _ = match value {
                         Value::Number(number) => write!(text, "{number}"),
                         Value::Flag(flag) => write!(text, "{flag}"),
-                        Value::Float(bits) if declared.starts_with("float ") => {
+                        Value::Float(bits) if *ty == "float" => {
                             write!(text, "{:e}f", f32::from_bits(*bits))
                         }
                         Value::Float(bits) => write!(text, "{bits}u"),
@@ -124,25 +126,34 @@ pub trait Group {
 /// All that a kernel of one source is compiled for.
 pub trait Kernel: Group {
     fn source() -> &'static Source;
+}
 
-    fn variant(&self) -> Variant {
-        Variant::new(Self::source(), self.constants())
+impl<K: Kernel> From<K> for Variant {
+    fn from(kernel: K) -> Self {
+        Self::new(K::source(), kernel.constants())
     }
 }
 
-/// Declares groups of constants: a field with a C type and name is one, any other a group. `in` a source, the
-/// group is all that its kernels are compiled for; `with` names, they have an `enum` of these.
+/// What is the host's alone.
+impl Group for usize {
+    fn list(&self, _: &mut Constants) {}
+}
+
+/// Declares groups of constants. A field of a C type is one, by its own name in capitals; `bits` are those of a
+/// float, `name` is one that the kernel knows. Any other is a group. `in` a source, the group is all that its
+/// kernels are compiled for; `with` names, they have an `enum` of these.
 macro_rules! constants {
     ($(
         $(#[$meta:meta])*
         $vis:vis struct $name:ident $(in $source:ident)? $(with { $($known:ident),+ })* {
-            $($(#[$field_meta:meta])* $field_vis:vis $field:ident: $ty:ty $(= $declared:literal)?,)*
+            $($(#[$field_meta:meta])* $field_vis:vis $field:ident: $ty:ident,)*
         }
     )*) => {$(
         $(#[$meta])*
         #[derive(Debug, Clone, PartialEq)]
         $vis struct $name {
-            $($(#[$field_meta])* $field_vis $field: $ty,)*
+            $($(#[$field_meta])* $field_vis $field:
+                $crate::backend::cuda::driver::constants::constants!(@type $ty),)*
         }
 
         impl $crate::backend::cuda::driver::constants::Group for $name {
@@ -151,7 +162,7 @@ macro_rules! constants {
                     &[$(stringify!($known)),+],
                 ));)*
                 $($crate::backend::cuda::driver::constants::constants!(
-                    @field list, self.$field $(, $declared)?
+                    @list list, $field, self.$field, $ty
                 );)*
             }
         }
@@ -162,13 +173,31 @@ macro_rules! constants {
             }
         })?
     )*};
-    (@field $list:ident, $value:expr, $declared:literal) => {
-        $list.push($crate::backend::cuda::driver::constants::Line::Constant(
-            $declared,
-            $value.into(),
-        ))
+    (@type int) => { usize };
+    (@type uint32_t) => { usize };
+    (@type float) => { f32 };
+    (@type bits) => { f32 };
+    (@type name) => { &'static str };
+    (@type $ty:ident) => { $ty };
+    (@list $list:ident, $field:ident, $value:expr, int) => {
+        $list.constant("int", stringify!($field), $value)
     };
-    (@field $list:ident, $value:expr) => {
+    (@list $list:ident, $field:ident, $value:expr, uint32_t) => {
+        $list.constant("uint32_t", stringify!($field), $value)
+    };
+    (@list $list:ident, $field:ident, $value:expr, bool) => {
+        $list.constant("bool", stringify!($field), $value)
+    };
+    (@list $list:ident, $field:ident, $value:expr, float) => {
+        $list.constant("float", stringify!($field), $value)
+    };
+    (@list $list:ident, $field:ident, $value:expr, bits) => {
+        $list.constant("uint32_t", stringify!($field), $value)
+    };
+    (@list $list:ident, $field:ident, $value:expr, name) => {
+        $list.constant("int", stringify!($field), $value)
+    };
+    (@list $list:ident, $field:ident, $value:expr, $ty:ident) => {
         $crate::backend::cuda::driver::constants::Group::list(&$value, $list)
     };
 }
@@ -180,15 +209,16 @@ mod tests {
 
     constants! {
         struct Inner with { NEAR, FAR } {
-            place: &'static str = "int PLACE",
-            factor: f32 = "float FACTOR",
+            place: name,
+            factor: float,
         }
 
         struct Outer {
-            n: usize = "uint32_t N",
+            n: uint32_t,
+            own: usize,
             inner: Inner,
-            bits: f32 = "uint32_t BITS",
-            is_last: bool = "bool LAST",
+            half_bits: bits,
+            is_last: bool,
         }
     }
 
@@ -200,8 +230,9 @@ mod tests {
         };
         let list = Outer {
             n: 3,
+            own: 7,
             inner,
-            bits: 1.0,
+            half_bits: 1.0,
             is_last: true,
         };
         let list = list.constants();
@@ -210,12 +241,12 @@ mod tests {
             "enum { NEAR, FAR };",
             "constexpr int PLACE = FAR;",
             "constexpr float FACTOR = 5e-1f;",
-            "constexpr uint32_t BITS = 1065353216u;",
-            "constexpr bool LAST = true;\n",
+            "constexpr uint32_t HALF_BITS = 1065353216u;",
+            "constexpr bool IS_LAST = true;\n",
         ];
         assert_eq!(list.text(), lines.join("\n"));
         assert_eq!(list.get("FACTOR"), Some(0.5.into()));
         assert!(list.has("PLACE", "FAR") && list.has("N", 3) && !list.has("N", 4));
-        assert_eq!(list.get("NEAR"), None);
+        assert_eq!([list.get("NEAR"), list.get("OWN")], [None; 2]);
     }
 }

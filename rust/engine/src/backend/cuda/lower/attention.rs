@@ -1,6 +1,7 @@
 //! An attention op: its shape, the memory that its blocks merge through, and whether a card has room for it.
 
 use super::lowering::{Lowering, Pass};
+use super::shapes::Attention;
 use crate::backend::cuda::driver::constants::{constants, Constants, Group, Line};
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
@@ -18,12 +19,6 @@ pub const MAX_SPLITS: usize = 32;
 /// not fit the registers.
 const BLOCK_HEADS: usize = 16;
 const BLOCK_WIDTH: usize = 2048;
-
-/// Heads of a block of one row: norms, rotations and scores of eight would be most of its time. (Behind 64, 512,
-/// 2,048 and 8,000 tokens of a Qwen3-30B-A3B on an H200 1,676 -> 1,586, 1,800 -> 1,731, 1,863 -> 1,823 and
-/// 2,089 -> 2,046 us a step. Where the blocks of long texts have many teams, twice as many blocks read every
-/// page: behind 32,000 2,726 -> 3,042.)
-const SINGLE_ROW_HEADS: usize = 4;
 
 /// Rows of one launch over a prompt of a kernel for steps: its partial sums take memory.
 pub const ATTENTION_ROWS: usize = 128;
@@ -65,18 +60,18 @@ pub struct NormRope {
 constants! {
     /// What rotate.cuh is compiled for.
     pub struct RotateConstants {
-        half: usize = "uint32_t HALF",
-        interleaved: bool = "bool INTERLEAVED",
+        half: uint32_t,
+        interleaved: bool,
     }
 
     /// What kernels know of an attention op.
     pub struct AttentionConstants {
-        n_head: usize = "int N_HEAD",
-        n_head_kv: usize = "int N_HEAD_KV",
-        head_dim: usize = "int HEAD_DIM",
+        n_head: int,
+        n_head_kv: int,
+        head_dim: int,
         /// 0: rows see all tokens.
-        window: usize = "uint32_t WINDOW",
-        has_sinks: bool = "bool HAS_SINKS",
+        window: uint32_t,
+        has_sinks: bool,
         kv: KvCodes,
     }
 }
@@ -144,7 +139,7 @@ pub struct MergeBytes {
 
 impl MergeBytes {
     /// For passes of up to `rows` rows, `out` of them in a step.
-    pub fn new(plan: &Plan, rows: usize, out: usize) -> Self {
+    pub fn new(plan: &Plan, shapes: &Attention, rows: usize, out: usize) -> Self {
         let mut most = Self {
             partial: 0,
             tickets: 0,
@@ -152,7 +147,7 @@ impl MergeBytes {
         for (n_head, kv) in plan.attentions() {
             let group = n_head / kv.n_head_kv.max(1);
             for single_row in [false, true] {
-                let (parts, heads) = parts(group, kv.head_dim, single_row);
+                let (parts, heads) = parts(shapes, group, kv.head_dim, single_row);
                 let split_floats = heads * (kv.head_dim + 2);
                 // A step's attention is one launch, whatever its rows.
                 let blocks = out.max(ATTENTION_ROWS).min(rows) * kv.n_head_kv * parts;
@@ -166,9 +161,14 @@ impl MergeBytes {
 
 /// Blocks of attention_fixed.cu that share a group of query heads, of a single row or of several, and heads
 /// of each but the last. Its products take four at a time.
-pub fn parts(group: usize, head_dim: usize, single_row: bool) -> (usize, usize) {
+pub fn parts(
+    shapes: &Attention,
+    group: usize,
+    head_dim: usize,
+    single_row: bool,
+) -> (usize, usize) {
     let most = match single_row {
-        true => SINGLE_ROW_HEADS,
+        true => shapes.heads,
         false => (BLOCK_WIDTH / head_dim.max(1) / 4 * 4).clamp(4, BLOCK_HEADS),
     };
     // As few as have at most so many.

@@ -7,7 +7,8 @@ use super::attention::{
 };
 use super::lowering::{Lowering, Pass, Path};
 use super::params::{AttentionFixed, KvView, PromptAttention, CONSTANTS};
-use crate::backend::cuda::driver::constants::{constants, Kernel};
+use super::shapes::Attention;
+use crate::backend::cuda::driver::constants::constants;
 use crate::backend::cuda::driver::source::{source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
@@ -27,78 +28,44 @@ constants! {
     /// attention_fixed.cu
     struct StepVariant in STEP {
         op: AttentionConstants,
-        heads: usize = "uint32_t HEADS",
-        teams: usize = "uint32_t TEAMS",
-        ring: usize = "uint32_t RING",
-        max_splits: usize = "uint32_t MAX_SPLITS",
-        norm_rope: bool = "bool NORM_ROPE",
-        values_normed: bool = "bool VALUES_NORMED",
-        values_are_keys: bool = "bool VALUES_ARE_KEYS",
+        heads: uint32_t,
+        teams: uint32_t,
+        ring: uint32_t,
+        max_splits: uint32_t,
+        norm_rope: bool,
+        values_normed: bool,
+        values_are_keys: bool,
         rotate: RotateConstants,
-        single_row: bool = "bool SINGLE_ROW",
+        single_row: bool,
     }
 
     /// prompt_attention_fixed.cu
     struct PromptVariant in PROMPT {
         op: AttentionConstants,
-        threads: usize = "uint32_t THREADS",
-        rows: usize = "uint32_t ROWS",
-        stages: usize = "uint32_t STAGES",
-        shared_bytes: usize = "uint32_t SHARED_BYTES",
-        max_splits: usize = "uint32_t MAX_SPLITS",
-        warpgroups: bool = "bool WARPGROUPS",
+        threads: uint32_t,
+        rows: uint32_t,
+        stages: uint32_t,
+        shared_bytes: uint32_t,
+        max_splits: uint32_t,
+        warpgroups: bool,
     }
 }
 
-/// Threads of a team of attention_fixed.cu, which takes a token block at a time. Where rows have several blocks
-/// and pages are so short that their reading takes less than their instructions, a block has several
-/// teams: as many as have so many bytes of keys together, two of two bytes a number and four of one. A
-/// single row has two up to this width: its short texts need no joining then.
+/// Threads of a team of attention_fixed.cu, which takes a token block at a time.
 const TEAM: usize = 128;
-const TEAMS_BYTES: usize = 18 << 10;
+
+/// Bytes of a number of each of a block's teams together: where rows have several blocks and pages are so
+/// short that their reading takes less than their instructions, a block has several teams.
 const TEAMS_WIDTH: usize = 4;
-const SINGLE_ROW_TEAMS: usize = 2;
-const SINGLE_ROW_TEAMS_DIM: usize = 128;
-
-/// Teams of a block at most where there are several rows and more heads than four, two tiles of them: two
-/// blocks on an SM leave more of them too few registers a thread.
-const WIDE_TEAMS: usize = 2;
-
-/// Teams of a single row from this context on, where so many parts of theirs have room: the more tokens are
-/// at work on an SM, the less each waits for the others, but of short texts most have none. (1B on an H200
-/// behind 64, 128, 512, 2,048, 16,384 and 32,000 tokens: two teams 470, 491, 497, 533, 750 and 943 us a step,
-/// four 479, 482, 507, 527, 718 and 843.)
-const MANY_TEAMS_CONTEXT: usize = 8192;
-const MANY_TEAMS: usize = 4;
-const MANY_PARTS: usize = 4;
 
 /// Shared memory of a block of prompt_attention_fixed.cu that is not pages.
 const PROMPT_STATIC_BYTES: usize = 2 << 10;
 
-/// Most parts, a page's keys or its values, in a block's shared memory: more gain nothing.
-const MOST_PARTS: usize = 6;
-
 /// Blocks of attention_fixed.cu that an SM holds.
 const BLOCKS_PER_SM: usize = 2;
 
-/// Of shared memory, in hundredths, what the one block an SM has of a single row takes. A step of 8B on an
-/// H200 with 50, 60, 66 and 76: 1,833, 1,832, 1,818 and 1,808 us behind 100 tokens, 2,554, 2,554, 2,462
-/// and 2,448 behind 16,384 (`onegraph graph --position`).
-const SINGLE_ROW_SHARED: usize = 76;
-
-/// Warps of a block of prompt_attention_fixed.cu, of 16 queries each: where blocks of the first would leave
-/// half the card idle, the second. And the widest heads it takes.
-const PROMPT_WARPS: usize = 8;
-const FEW_WARPS: usize = 4;
+/// The widest heads that prompt_attention_fixed.cu takes.
 const PROMPT_DIM: usize = 128;
-
-/// Rows of prompts that the kernel for steps takes: each reads the pages by itself, but all SMs do at once,
-/// where the other kernel has so few blocks that one after another they take the longer. (Behind 7,680
-/// tokens of an 8B model on an H100 that takes 0.45 ms a layer for 8 rows as for 64.)
-const FEW_ROWS: usize = 32;
-
-/// Most pages in its shared memory, of one byte a number and of two.
-const PROMPT_STAGES: [usize; 2] = [6, 4];
 
 /// The launches of one op, behind `before` others of the pass; in one with `newest` rows are sequences of
 /// their own, and it stores their newest tokens.
@@ -109,7 +76,7 @@ pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass, before: usize) -> Resu
         Path::Prefill { .. } => {
             let (prompt, rows) = (pass.prompt_rows(), pass.rows);
             let mut specs = match prompt_stages(l, op) {
-                Some(stages) if prompt > FEW_ROWS => {
+                Some(stages) if prompt > l.shapes.prompt.few_rows => {
                     vec![prompt_spec(l, op, pass, prompt, stages)?]
                 }
                 _ => step_specs(0..prompt, ATTENTION_ROWS)?,
@@ -150,29 +117,30 @@ fn step_specs(
     let rows = at_once.min(of.len());
     let group = op.n_head / n_head_kv;
     let page = part_bytes(l, op.kv).max(1);
-    let least = match rows == 1 && op.kv.head_dim <= SINGLE_ROW_TEAMS_DIM {
-        true => SINGLE_ROW_TEAMS,
+    let table = &l.shapes.attention;
+    let least = match rows == 1 && op.kv.head_dim <= table.teams_dim {
+        true => table.teams,
         false => 1,
     };
     let teams = match group <= 8 && rows * n_head_kv < l.card.sm_count as usize {
-        true => teams(page, l.kv_type.kernel.kv_bytes()).max(least),
+        true => teams(table, page, l.kv_type.kernel.kv_bytes()).max(least),
         false => 1,
     };
     let room = match rows {
-        1 => l.card.shared_bytes * SINGLE_ROW_SHARED / 100,
+        1 => l.card.shared_bytes * table.shared / 100,
         _ => l.card.shared_bytes / BLOCKS_PER_SM,
     };
     let room = room.saturating_sub(STATIC_BYTES);
-    let is_long = rows == 1 && l.n_ctx >= MANY_TEAMS_CONTEXT;
-    let has_many = is_long && group <= 8 && room >= MANY_PARTS * MANY_TEAMS * page;
-    let (parts, heads) = parts(group, op.kv.head_dim, rows == 1 && !has_many);
+    let is_long = rows == 1 && l.n_ctx >= table.long_context;
+    let has_many = is_long && group <= 8 && room >= table.long_parts * table.long_teams * page;
+    let (parts, heads) = parts(table, group, op.kv.head_dim, rows == 1 && !has_many);
     let teams = match (has_many, rows > 1 && heads > 4) {
-        (true, _) => MANY_TEAMS,
-        (_, true) => teams.min(WIDE_TEAMS),
+        (true, _) => table.long_teams,
+        (_, true) => teams.min(table.wide_teams),
         _ => teams,
     };
     let part = teams * page;
-    let ring = (room / part).clamp(1, MOST_PARTS);
+    let ring = (room / part).clamp(1, table.parts);
     // As many blocks a row as keep the card busy.
     let splits = op.most_splits(l.n_ctx);
     let sms = l.card.sm_count as usize;
@@ -207,7 +175,6 @@ fn step_specs(
         }),
         single_row: rows == 1,
     };
-    let variant = variant.variant();
     let launch = |first: usize| {
         let params = AttentionFixed {
             q: l.address(op.q) + first as u64 * row_bytes,
@@ -239,9 +206,9 @@ fn step_specs(
 }
 
 /// Teams of a block for pages of so many bytes of keys, integers of so many.
-fn teams(page: usize, bytes: usize) -> usize {
+fn teams(table: &Attention, page: usize, bytes: usize) -> usize {
     let most = TEAMS_WIDTH / bytes.max(1);
-    let fit = (TEAMS_BYTES / page).clamp(1, most);
+    let fit = (table.team_bytes / page).clamp(1, most);
     1 << fit.ilog2()
 }
 
@@ -266,8 +233,9 @@ fn prompt_spec(
     };
     let queries = m * (op.n_head / n_head_kv);
     let blocks_of = |warps: usize| queries.div_ceil(warps * 16);
-    let is_idle = 2 * n_head_kv * blocks_of(PROMPT_WARPS) <= l.card.sm_count as usize;
-    let warps = if is_idle { FEW_WARPS } else { PROMPT_WARPS };
+    let (all, few) = (l.shapes.prompt.warps, l.shapes.prompt.few_warps);
+    let is_idle = 2 * n_head_kv * blocks_of(all) <= l.card.sm_count as usize;
+    let warps = if is_idle { few } else { all };
     let (rows, blocks) = (warps * 16, blocks_of(warps));
     let threads = warps as u32 * 32;
     let shared = stages * 2 * part_bytes(l, op.kv) + query_bytes(op.kv, warps);
@@ -280,7 +248,6 @@ fn prompt_spec(
         max_splits: MAX_SPLITS,
         warpgroups: l.card.has_warpgroups() && l.kv_type.kernel.kv_bytes() == 2,
     };
-    let variant = variant.variant();
     let grid = [n_head_kv as u32, blocks as u32, 1];
     let mut spec = Spec::new(variant, "prompt_attention_fixed", grid, threads, &params);
     spec.shared = shared as u32;
@@ -302,8 +269,8 @@ fn prompt_stages(l: &Lowering, op: &AttentionOp) -> Option<usize> {
     let room = l
         .card
         .shared_bytes
-        .saturating_sub(PROMPT_STATIC_BYTES + query_bytes(op.kv, PROMPT_WARPS));
-    let most = PROMPT_STAGES[usize::from(l.kv_type.kernel.kv_bytes() == 2)];
+        .saturating_sub(PROMPT_STATIC_BYTES + query_bytes(op.kv, l.shapes.prompt.warps));
+    let most = l.shapes.prompt.pages[usize::from(l.kv_type.kernel.kv_bytes() == 2)];
     let stages = (room / page.max(1)).min(most);
     let heads = op.n_head.is_multiple_of(op.kv.n_head_kv);
     (stages >= 2 && op.kv.head_dim <= PROMPT_DIM && heads).then_some(stages)
@@ -313,7 +280,9 @@ fn prompt_stages(l: &Lowering, op: &AttentionOp) -> Option<usize> {
 mod tests {
     use super::super::lowering::Inputs;
     use super::super::pass::specs;
-    use super::super::tests::{at, blocks, chunk, entries, lowering, step, superblocks, with};
+    use super::super::tests::{
+        at, blocks, chunk, entries, lowering, step, superblocks, table, with,
+    };
     use super::*;
     use crate::backend::cuda::driver::spec::Kind;
     use crate::plan::fuse::Fused;
@@ -329,7 +298,7 @@ mod tests {
             assert_eq!(entries(&single)[..5], wanted);
             let params: AttentionFixed = single[2].params().unwrap();
             assert_eq!((params.k, params.v), (at("k"), at("v")));
-            let room = l.card.shared_bytes * SINGLE_ROW_SHARED / 100;
+            let room = l.card.shared_bytes * l.shapes.attention.shared / 100;
             assert!(single[2].shared as usize + STATIC_BYTES <= room);
             // Rows of one sequence are stored first, for all of them may be seen.
             let several = Pass {
@@ -352,9 +321,11 @@ mod tests {
 
     #[test]
     fn short_pages_are_taken_by_several_teams() {
+        let table = table().attention;
         let found = |kv_type: &str| {
             let ty = quant::kv_by_name(kv_type).unwrap();
-            [32, 64, 80, 128, 256].map(|dim| teams(page_bytes(ty, dim), ty.kernel.kv_bytes()))
+            [32, 64, 80, 128, 256]
+                .map(|dim| teams(&table, page_bytes(ty, dim), ty.kernel.kv_bytes()))
         };
         assert_eq!(found("I16"), [2, 2, 1, 1, 1]);
         assert_eq!(found(blocks()), [4, 4, 2, 2, 1]);
@@ -363,9 +334,10 @@ mod tests {
     #[test]
     fn a_row_alone_of_long_texts_has_many_teams_where_their_parts_have_room() {
         // A page's keys of a head: 16.5 KiB of two bytes a number, half of one.
+        let table = table().attention;
         for (arch, n_ctx, kv_type, teams) in [
-            ("sm_90", 8192, "I16", SINGLE_ROW_TEAMS),
-            ("sm_90", 8192, blocks(), MANY_TEAMS),
+            ("sm_90", 8192, "I16", table.teams),
+            ("sm_90", 8192, blocks(), table.long_teams),
             ("sm_90", 8191, blocks(), 2),
             ("sm_86", 8192, blocks(), 2),
         ] {
@@ -392,6 +364,7 @@ mod tests {
 
     #[test]
     fn a_prompt_has_a_kernel_of_its_own_where_two_pages_fit() {
+        let table = table().prompt;
         for (arch, kv_type, stages) in [
             ("sm_90", "I16", 4),
             ("sm_86", "I16", 2),
@@ -410,7 +383,7 @@ mod tests {
             }
             assert_eq!(its.entry, "prompt_attention_fixed");
             // 4 heads of 512 rows, 128 queries a block, or 64 where that leaves half the SMs idle.
-            for (sms, warps, blocks) in [(31, PROMPT_WARPS, 16), (32, FEW_WARPS, 32)] {
+            for (sms, warps, blocks) in [(31, table.warps, 16), (32, table.few_warps, 32)] {
                 l.card.sm_count = sms;
                 let list = specs(&l, &chunk(512, 1)).unwrap();
                 let its = list.iter().find(|s| s.entry == "prompt_attention_fixed");

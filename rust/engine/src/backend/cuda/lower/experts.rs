@@ -4,7 +4,7 @@
 use super::lowering::{writes_none_of, Lowering, Pass};
 use super::params::{self, Route, CONSTANTS};
 use super::shape::MOST_BLOCK_X;
-use crate::backend::cuda::driver::constants::{constants, Kernel};
+use crate::backend::cuda::driver::constants::constants;
 use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
@@ -41,30 +41,30 @@ constants! {
     /// What experts.cuh is compiled for.
     #[derive(Copy)]
     pub struct ExpertConstants {
-        ranks: usize = "uint32_t RANKS",
-        n_expert: usize = "uint32_t N_EXPERT",
+        ranks: uint32_t,
+        n_expert: uint32_t,
         /// Rows of a block.
-        rows: usize = "uint32_t ROWS_OF_EXPERT",
-        ranked: bool = "bool RANKED",
-        grouped: bool = "bool GROUPED",
+        rows_of_expert: uint32_t,
+        ranked: bool,
+        grouped: bool,
     }
 
     /// What route.cuh is compiled for.
     pub struct RouteConstants with { GATING_SOFTMAX, GATING_SIGMOID, GATING_SELECTED_SOFTMAX } {
-        gating: usize = "int GATING",
-        experts: usize = "uint32_t ROUTE_EXPERTS",
-        ranks: usize = "uint32_t ROUTE_RANKS",
-        biased: bool = "bool BIASED",
-        renormalize: bool = "bool RENORMALIZE",
-        scaled: bool = "bool RANKS_SCALED",
-        factor: f32 = "uint32_t LOGIT_FACTOR_BITS",
+        gating: int,
+        route_experts: uint32_t,
+        route_ranks: uint32_t,
+        biased: bool,
+        renormalize: bool,
+        ranks_scaled: bool,
+        logit_factor_bits: bits,
     }
 
     /// experts.cu
     struct ExpertsVariant in SOURCE {
         experts: ExpertConstants,
         route: RouteConstants,
-        adds: bool = "bool ADDS",
+        adds: bool,
     }
 }
 
@@ -193,7 +193,7 @@ impl ExpertConstants {
         pairs.map_or(none, |pairs| Self {
             ranks: pairs.ranks,
             n_expert: pairs.n_expert,
-            rows: pairs.rows,
+            rows_of_expert: pairs.rows,
             ranked: pairs.ranked,
             grouped: pairs.is_grouped,
         })
@@ -204,7 +204,7 @@ impl ExpertConstants {
         Self {
             ranks,
             n_expert,
-            rows: 1,
+            rows_of_expert: 1,
             ranked: false,
             grouped: false,
         }
@@ -222,7 +222,7 @@ fn variant(experts: ExpertConstants, route: Option<(&Plan, &RouteOp)>, adds: boo
         route: RouteConstants::of(route),
         adds,
     }
-    .variant()
+    .into()
 }
 
 impl RouteConstants {
@@ -236,12 +236,12 @@ impl RouteConstants {
         let is = |f: fn(&RouteOp) -> bool| route.is_some_and(|(_, op)| f(op));
         Self {
             gating,
-            experts: route.map_or(1, |(plan, op)| plan.buffer(op.logits).width),
-            ranks: route.map_or(1, |(plan, op)| ranks(plan, op.out)),
+            route_experts: route.map_or(1, |(plan, op)| plan.buffer(op.logits).width),
+            route_ranks: route.map_or(1, |(plan, op)| ranks(plan, op.out)),
             biased: is(|op| op.bias.is_some()),
             renormalize: is(|op| op.renormalize),
-            scaled: is(|op| op.scales.is_some()),
-            factor: route.map_or(1.0, |(_, op)| op.factor),
+            ranks_scaled: is(|op| op.scales.is_some()),
+            logit_factor_bits: route.map_or(1.0, |(_, op)| op.factor),
         }
     }
 }

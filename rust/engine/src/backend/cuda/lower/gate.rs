@@ -16,8 +16,8 @@ const MOST_GROUP: usize = 256;
 constants! {
     /// What a product of one row is compiled for.
     pub struct GateConstants with { UNGATED, ONE_GATE, GATE_EACH, NORM_GATE } {
-        kind: usize = "int GATE",
-        group: usize = "uint32_t GATE_GROUP",
+        gate: int,
+        gate_group: uint32_t,
     }
 }
 
@@ -113,6 +113,9 @@ impl Gate {
         let group = this
             .and_then(|gate| gate.norm)
             .map_or(1, |(_, group)| group);
-        GateConstants { kind, group }
+        GateConstants {
+            gate: kind,
+            gate_group: group,
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use super::params::{Repack, CONSTANTS};
 use super::shape::{superblocks, Segments, TILE_ROWS};
-use crate::backend::cuda::driver::constants::{constants, Kernel};
+use crate::backend::cuda::driver::constants::constants;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
@@ -251,7 +251,7 @@ pub fn repack_variant(ty: &'static QuantType) -> Variant {
     RepackVariant {
         types: Segments(vec![ty]),
     }
-    .variant()
+    .into()
 }
 
 impl Matrix {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::layout::Order;
 use super::params::KvView;
 use super::shape::TILE_ROWS;
+use super::shapes::Shapes;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::plan::fuse::{Epilogue, Fused, Part};
@@ -19,6 +20,8 @@ pub struct Lowering {
     pub plan: Arc<Plan>,
     pub fused: Vec<Fused>,
     pub card: DeviceInfo,
+    /// What is fastest on it.
+    pub shapes: Shapes,
     /// Encoding of keys and values.
     pub kv_type: &'static QuantType,
     /// Sequences at a time, and tokens that each may have.

@@ -3,7 +3,7 @@
 use super::lowering::{Lowering, Pass};
 use super::params::{RmsNorm, CONSTANTS};
 use super::shape::superblocks;
-use crate::backend::cuda::driver::constants::{constants, Kernel};
+use crate::backend::cuda::driver::constants::constants;
 use crate::backend::cuda::driver::source::{shared, source, Source};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
@@ -35,23 +35,23 @@ static RMS_NORM_PAIR: Source = source!("rms_norm_pair.cu", CONSTANTS, RmsNormPai
 constants! {
     /// row.cuh
     struct RowConstants {
-        group: usize = "int GROUP",
-        threads: usize = "uint32_t THREADS",
+        group: int,
+        threads: uint32_t,
     }
 
     /// rms_norm.cu
     struct RmsNormVariant in RMS_NORM {
         row: RowConstants,
-        adds: bool = "bool ADDS",
-        gated: bool = "bool GATED",
-        has_weight: bool = "bool HAS_WEIGHT",
-        has_factor: bool = "bool HAS_FACTOR",
+        adds: bool,
+        gated: bool,
+        has_weight: bool,
+        has_factor: bool,
     }
 
     /// rms_norm_pair.cu
     struct RmsNormPairVariant in RMS_NORM_PAIR {
         row: RowConstants,
-        has_factor: bool = "bool HAS_FACTOR",
+        has_factor: bool,
     }
 }
 
@@ -173,7 +173,6 @@ pub fn norm_pair(
         row: RowConstants { group, threads },
         has_factor: factor.is_some(),
     };
-    let variant = variant.variant();
     let block = threads as u32;
     let mut spec = Spec::new(variant, "rms_norm_pair", [rows, 1, 1], block, &params);
     spec.label = format!("rms_norm pair {}", l.plan.weight(norm.weight).name);
@@ -215,7 +214,6 @@ fn launch(
         has_weight: weight.is_some(),
         has_factor: factor.is_some(),
     };
-    let variant = variant.variant();
     let block = threads as u32;
     Ok(Spec::new(
         variant,

@@ -60,11 +60,11 @@ constants! {
         EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_GEGLU, EPILOGUE_CLAMPED_SWIGLU,
         EPILOGUE_QKV
     } with { ORDER_NATURAL, ORDER_NEIGHBOURS, ORDER_HALVES } {
-        epilogue: &'static str = "int EPILOGUE",
-        order: &'static str = "int ORDER",
-        scale: f32 = "uint32_t SCALE_BITS",
-        scaled: bool = "bool SCALED",
-        head_dim: usize = "int HEAD_DIM",
+        epilogue: name,
+        order: name,
+        scale_bits: bits,
+        scaled: bool,
+        head_dim: int,
     }
 }
 
@@ -225,7 +225,7 @@ fn epilogue_constants(op: &Op<'_>, order: Order) -> EpilogueConstants {
                 "ORDER_NATURAL"
             }
         },
-        scale: match op.epilogue {
+        scale_bits: match op.epilogue {
             Epilogue::Add { scale, .. } => *scale,
             _ => 1.0,
         },

@@ -4,7 +4,7 @@
 use super::lowering::{Lowering, Pass};
 use super::params::CONSTANTS;
 use super::shape::MOST_TICKETS;
-use crate::backend::cuda::driver::constants::{constants, Kernel};
+use crate::backend::cuda::driver::constants::constants;
 use crate::backend::cuda::driver::source::{shared, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
@@ -73,21 +73,21 @@ static DELTA_NET: Source = source!("delta_net.cu", CONSTANTS, Convolution, Delta
 constants! {
     /// short_conv.cu
     struct ShortConvVariant in SHORT_CONV {
-        channels: usize = "uint32_t CHANNELS",
-        taps: usize = "uint32_t TAPS",
-        silu: usize = "int SILU",
-        gates: usize = "int GATES",
+        channels: uint32_t,
+        taps: uint32_t,
+        silu: int,
+        gates: int,
     }
 
     /// delta_net.cu
     struct DeltaNetVariant in DELTA_NET {
-        n_head: usize = "uint32_t N_HEAD",
-        n_head_k: usize = "uint32_t N_HEAD_K",
-        head_dim: usize = "uint32_t HEAD_DIM",
-        columns: usize = "uint32_t COLUMNS",
-        taps: usize = "uint32_t TAPS",
-        convolves: bool = "bool CONVOLVES",
-        root: f32 = "float ROOT",
+        n_head: uint32_t,
+        n_head_k: uint32_t,
+        head_dim: uint32_t,
+        columns: uint32_t,
+        taps: uint32_t,
+        convolves: bool,
+        root: float,
     }
 }
 
@@ -188,7 +188,6 @@ fn short_conv(
         silu: usize::from(silu),
         gates: usize::from(gates),
     };
-    let variant = variant.variant();
     let across = (channels as u32).div_ceil(THREADS);
     let mut spec = Spec::new(variant, "short_conv", [across, grid, 1], THREADS, &params);
     spec.label = format!("short_conv {}", l.plan.states[state.0].name);
@@ -279,7 +278,6 @@ fn delta_net(l: &Lowering, conv: Option<&Op>, op: &Op, pass: &Pass) -> Result<Sp
                 convolves: conv.is_some(),
                 root: (1.0 / (head_dim as f64).sqrt()) as f32,
             };
-            let variant = variant.variant();
             let across = (n_head * (head_dim / columns)) as u32;
             let threads = (columns / 8 * 32) as u32;
             let mut spec = Spec::new(variant, "delta_net", [across, grid, 1], threads, &params);

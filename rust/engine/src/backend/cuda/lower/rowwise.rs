@@ -11,7 +11,7 @@ use super::params::{
 };
 use super::recurrence;
 use super::shape::Segments;
-use crate::backend::cuda::driver::constants::{constants, Constants, Kernel};
+use crate::backend::cuda::driver::constants::{constants, Constants};
 use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
@@ -62,32 +62,32 @@ static ELEMENTWISE: Source = source!(
 constants! {
     /// embed.cu
     struct EmbedVariant in EMBED {
-        n_in: usize = "int N_IN",
+        n_in: int,
         types: Segments,
     }
 
     /// rope.cu
     struct RopeVariant in ROPE {
-        n_head: usize = "int N_HEAD",
-        head_dim: usize = "int HEAD_DIM",
-        half: usize = "int HALF",
-        interleaved: usize = "int INTERLEAVED",
+        n_head: int,
+        head_dim: int,
+        half: int,
+        interleaved: int,
     }
 
     /// qk_norm_rope.cu
     struct QkNormRopeVariant in QK_NORM_ROPE {
-        n_head: usize = "uint32_t N_HEAD",
-        n_head_kv: usize = "uint32_t N_HEAD_KV",
-        head_dim: usize = "uint32_t HEAD_DIM",
-        n_head_v: usize = "uint32_t N_HEAD_V",
-        values_are_keys: bool = "bool VALUES_ARE_KEYS",
+        n_head: uint32_t,
+        n_head_kv: uint32_t,
+        head_dim: uint32_t,
+        n_head_v: uint32_t,
+        values_are_keys: bool,
         rotate: RotateConstants,
     }
 
     /// kv_scatter_fixed.cu
     struct KvScatterVariant in KV_SCATTER {
-        n_head_kv: usize = "int N_HEAD_KV",
-        head_dim: usize = "int HEAD_DIM",
+        n_head_kv: int,
+        head_dim: int,
         kv: KvCodes,
     }
 }
@@ -149,7 +149,6 @@ pub fn qk_norm_rope(
         values_are_keys: are_keys,
         rotate: RotateConstants::new(&l.plan, rotation),
     };
-    let variant = variant.variant();
     let [queries, keys] = heads;
     let params = QkNormRope {
         q: l.address(queries.x),
@@ -386,7 +385,6 @@ fn embed(l: &Lowering, weight: WeightId, out: BufferId, scale: f32, pass: &Pass)
         n_in: w.n_in,
         types: Segments(vec![w.ty]),
     };
-    let variant = variant.variant();
     let grid = [pass.rows as u32, 1, 1];
     Ok(Spec::new(variant, "embed", grid, THREADS, &params))
 }
@@ -398,7 +396,6 @@ fn rope(l: &Lowering, x: BufferId, n_head: usize, rotation: Rotation, pass: &Pas
         half: l.plan.ropes[rotation.table].inv_freq.len(),
         interleaved: usize::from(rotation.style == RopeStyle::Interleaved),
     };
-    let variant = variant.variant();
     let params = Rope {
         x: l.address(x),
         cos_sin: l.at.cos_sin[rotation.table],
@@ -417,7 +414,6 @@ fn kv_scatter(l: &Lowering, k: BufferId, v: BufferId, layer: usize, pass: &Pass)
         head_dim: shape.head_dim,
         kv: KvCodes(l.kv_type),
     };
-    let variant = variant.variant();
     let params = KvScatter {
         k: l.address(k),
         v: l.address(v),

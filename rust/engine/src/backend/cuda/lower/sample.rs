@@ -4,7 +4,7 @@
 use bytemuck::Zeroable;
 
 use super::params::{SlotState, CONSTANTS};
-use crate::backend::cuda::driver::constants::{constants, Kernel};
+use crate::backend::cuda::driver::constants::constants;
 use crate::backend::cuda::driver::source::{shared, Layout, Shared, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::backend::Finish;
@@ -84,14 +84,14 @@ shared! {
 constants! {
     /// sample.cu
     struct SampleVariant in SOURCE {
-        n_vocab: usize = "uint32_t N_VOCAB",
-        n_ctx: usize = "uint32_t N_CTX",
-        tile: usize = "uint32_t TILE",
-        max_blocks: usize = "uint32_t MAX_BLOCKS",
-        bins: usize = "uint32_t BINS",
-        list: usize = "uint32_t LIST",
-        ring_steps: usize = "uint32_t RING_STEPS",
-        verifies: bool = "bool VERIFIES",
+        n_vocab: uint32_t,
+        n_ctx: uint32_t,
+        tile: uint32_t,
+        max_blocks: uint32_t,
+        bins: uint32_t,
+        list: uint32_t,
+        ring_steps: uint32_t,
+        verifies: bool,
     }
 }
 
@@ -258,7 +258,7 @@ pub fn variant(n_vocab: usize, n_ctx: usize, verifies: bool) -> Variant {
         ring_steps: RING_STEPS,
         verifies,
     }
-    .variant()
+    .into()
 }
 
 /// All of the state that sampling parameters decide.

@@ -36,7 +36,7 @@ pub struct Segments(pub Vec<&'static QuantType>);
 impl Group for Segments {
     fn list(&self, list: &mut Constants) {
         let Self(types) = self;
-        list.push(Line::Constant("int N_SEGMENTS", types.len().into()));
+        list.constant("int", "n_segments", types.len());
         for i in 0..MOST_PARTS {
             let ty = types[i.min(types.len() - 1)];
             list.push(Line::Include(ty.kernel.header));

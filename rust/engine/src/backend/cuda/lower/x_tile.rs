@@ -22,12 +22,12 @@ constants! {
     #[derive(Copy, Eq)]
     pub struct XTile {
         /// Sums of a superblock for minimums.
-        sums: usize = "int X_SUMS",
-        offsets: bool = "bool X_OFFSETS",
+        x_sums: int,
+        x_offsets: bool,
         /// Whether it is laid out for warpgroups.
-        warpgroups: bool = "bool WARPGROUPS",
+        warpgroups: bool,
         /// Whether it has four rows, both of whose limbs are columns of one product.
-        packed: bool = "bool PACKED",
+        packed: bool,
     }
 }
 
@@ -38,8 +38,8 @@ impl XTile {
 
     pub fn new(types: &[&QuantType], warpgroups: bool) -> Self {
         Self {
-            sums: minimums(types),
-            offsets: types.iter().any(|t| t.offsets() == Offsets::Own),
+            x_sums: minimums(types),
+            x_offsets: types.iter().any(|t| t.offsets() == Offsets::Own),
             warpgroups,
             packed: false,
         }
@@ -63,8 +63,9 @@ impl XTile {
     }
 
     pub fn bytes(self) -> usize {
-        let bytes =
-            X_TILE_BYTES + self.sums / 8 * SUMS_BYTES + usize::from(self.offsets) * OFFSETS_BYTES;
+        let bytes = X_TILE_BYTES
+            + self.x_sums / 8 * SUMS_BYTES
+            + usize::from(self.x_offsets) * OFFSETS_BYTES;
         match (self.warpgroups, self.packed) {
             (true, _) => bytes + HALVES_BYTES,
             (false, packed) => (bytes >> usize::from(packed)) + PADDING_BYTES,
