@@ -27,6 +27,7 @@ fn card(ordinal: usize) -> Result<(DeviceInfo, Value)> {
         "device": format!("cuda:{ordinal}"),
         "name": info.name,
         "arch": info.arch(),
+        "sm_count": info.sm_count,
         "total_bytes": info.total_bytes,
         "free_bytes": free,
         "programmatic_launch": info.has_pdl(),

@@ -15,6 +15,19 @@ pub enum Value {
     Name(&'static str),
 }
 
+impl Value {
+    /// Of a constant of type `ty`.
+    fn text(self, ty: &str) -> String {
+        match self {
+            Self::Number(number) => number.to_string(),
+            Self::Flag(flag) => flag.to_string(),
+            Self::Float(bits) if ty == "float" => format!("{:e}f", f32::from_bits(bits)),
+            Self::Float(bits) => format!("{bits}u"),
+            Self::Name(name) => name.into(),
+        }
+    }
+}
+
 impl From<usize> for Value {
     fn from(number: usize) -> Self {
         Self::Number(number)
@@ -81,23 +94,23 @@ impl Constants {
         self.get(name) == Some(value.into())
     }
 
+    /// Every constant, its name in capitals and its value.
+    pub fn named(&self) -> impl Iterator<Item = (String, String)> + '_ {
+        self.0.iter().filter_map(|line| match line {
+            Line::Constant(ty, name, value) => Some((name.to_uppercase(), value.text(ty))),
+            Line::Using(name, ty) => Some((name.clone(), ty.clone())),
+            _ => None,
+        })
+    }
+
     /// The text of `variant.cuh`.
     pub fn text(&self) -> String {
         let mut text = String::new();
         for line in &self.0 {
             let _ = match line {
                 Line::Constant(ty, name, value) => {
-                    let _ = write!(text, "constexpr {ty} {} = ", name.to_uppercase());
-                    let _ = match value {
-                        Value::Number(number) => write!(text, "{number}"),
-                        Value::Flag(flag) => write!(text, "{flag}"),
-                        Value::Float(bits) if *ty == "float" => {
-                            write!(text, "{:e}f", f32::from_bits(*bits))
-                        }
-                        Value::Float(bits) => write!(text, "{bits}u"),
-                        Value::Name(name) => write!(text, "{name}"),
-                    };
-                    writeln!(text, ";")
+                    let (name, value) = (name.to_uppercase(), value.text(ty));
+                    writeln!(text, "constexpr {ty} {name} = {value};")
                 }
                 Line::Names(names) => writeln!(text, "enum {{ {} }};", names.join(", ")),
                 Line::Include(header) => writeln!(text, "#include \"{header}\""),

@@ -60,19 +60,15 @@ pub struct NormRope {
 constants! {
     /// What rotate.cuh is compiled for.
     pub struct RotateConstants {
-        half: uint32_t,
-        interleaved: bool,
+        half: uint32_t, interleaved: bool,
     }
 
     /// What kernels know of an attention op.
     pub struct AttentionConstants {
-        n_head: int,
-        n_head_kv: int,
-        head_dim: int,
+        n_head: int, n_head_kv: int, head_dim: int,
         /// 0: rows see all tokens.
         window: uint32_t,
-        has_sinks: bool,
-        kv: KvCodes,
+        has_sinks: bool, kv: KvCodes,
     }
 }
 
@@ -129,7 +125,7 @@ impl AttentionOp {
 }
 
 /// Memory that the blocks of one row merge through.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MergeBytes {
     /// `[rows][n_head_kv][parts][MAX_SPLITS][heads of a part][HEAD_DIM + 2]` f32.
     pub partial: usize,
@@ -140,10 +136,7 @@ pub struct MergeBytes {
 impl MergeBytes {
     /// For passes of up to `rows` rows, `out` of them in a step.
     pub fn new(plan: &Plan, shapes: &Attention, rows: usize, out: usize) -> Self {
-        let mut most = Self {
-            partial: 0,
-            tickets: 0,
-        };
+        let mut most = Self::default();
         for (n_head, kv) in plan.attentions() {
             let group = n_head / kv.n_head_kv.max(1);
             for single_row in [false, true] {

@@ -27,27 +27,15 @@ static PROMPT: Source = source!(
 constants! {
     /// attention_fixed.cu
     struct StepVariant in STEP {
-        op: AttentionConstants,
-        heads: uint32_t,
-        teams: uint32_t,
-        ring: uint32_t,
-        max_splits: uint32_t,
-        norm_rope: bool,
-        values_normed: bool,
-        values_are_keys: bool,
-        rotate: RotateConstants,
-        single_row: bool,
+        op: AttentionConstants, heads: uint32_t, teams: uint32_t, ring: uint32_t,
+        max_splits: uint32_t, norm_rope: bool, values_normed: bool, values_are_keys: bool,
+        rotate: RotateConstants, single_row: bool,
     }
 
     /// prompt_attention_fixed.cu
     struct PromptVariant in PROMPT {
-        op: AttentionConstants,
-        threads: uint32_t,
-        rows: uint32_t,
-        stages: uint32_t,
-        shared_bytes: uint32_t,
-        max_splits: uint32_t,
-        warpgroups: bool,
+        op: AttentionConstants, threads: uint32_t, rows: uint32_t, stages: uint32_t,
+        shared_bytes: uint32_t, max_splits: uint32_t, warpgroups: bool,
     }
 }
 

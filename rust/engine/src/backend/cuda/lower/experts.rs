@@ -19,8 +19,7 @@ shared! {
         pub experts: u64,
         /// `[blocks][rows]` u32.
         pub pairs: u64,
-        pub m: u32,
-        pub blocks: u32,
+        pub m: u32, pub blocks: u32,
     }
 
     pub struct Mix = "MixParams" {
@@ -30,8 +29,7 @@ shared! {
         pub routes: u64,
         /// `[m][width]` f32.
         pub out: u64,
-        pub m: u32,
-        pub width: u32,
+        pub m: u32, pub width: u32,
     }
 }
 
@@ -41,30 +39,21 @@ constants! {
     /// What experts.cuh is compiled for.
     #[derive(Copy)]
     pub struct ExpertConstants {
-        ranks: uint32_t,
-        n_expert: uint32_t,
+        ranks: uint32_t, n_expert: uint32_t,
         /// Rows of a block.
         rows_of_expert: uint32_t,
-        ranked: bool,
-        grouped: bool,
+        ranked: bool, grouped: bool,
     }
 
     /// What route.cuh is compiled for.
     pub struct RouteConstants with { GATING_SOFTMAX, GATING_SIGMOID, GATING_SELECTED_SOFTMAX } {
-        gating: int,
-        route_experts: uint32_t,
-        route_ranks: uint32_t,
-        biased: bool,
-        renormalize: bool,
-        ranks_scaled: bool,
-        logit_factor_bits: bits,
+        gating: int, route_experts: uint32_t, route_ranks: uint32_t, biased: bool,
+        renormalize: bool, ranks_scaled: bool, logit_factor_bits: bits,
     }
 
     /// experts.cu
     struct ExpertsVariant in SOURCE {
-        experts: ExpertConstants,
-        route: RouteConstants,
-        adds: bool,
+        experts: ExpertConstants, route: RouteConstants, adds: bool,
     }
 }
 

@@ -1,28 +1,18 @@
 //! The search for the shape of a product's kernel.
 
-/// A shape of a kernel: how warps and tiles of a block are arranged.
-pub trait Shape: Copy {
-    /// The same with so many tiles between two barriers, and so many in flight.
-    fn with(self, round: usize, ring: usize) -> Self;
-
-    /// Dynamic shared memory of a block, as the kernel lays it out.
-    fn shared_bytes(&self) -> usize;
-}
-
-/// Of `shapes` the first that fits `room` bytes of a block, with as few barriers as it can have, up to
-/// `most_round` tiles between two; then with as many tiles in flight, up to `most_ring`.
-pub fn fit<S: Shape>(
+/// Of `shapes` the first that fits a block's memory, with as few barriers as it can have, up to `most_round`
+/// tiles between two; then with as many tiles in flight, up to `most_ring`. `with` gives a shape both.
+pub fn fit<S: Copy>(
     shapes: impl IntoIterator<Item = S>,
     most_round: impl Fn(&S) -> usize,
     most_ring: usize,
-    room: impl Fn(&S) -> usize,
+    with: impl Fn(S, usize, usize) -> S,
+    fits: impl Fn(&S) -> bool,
 ) -> Option<S> {
     shapes.into_iter().find_map(|shape| {
         let rounds = (1..=most_round(&shape)).rev();
-        let mut all = rounds.flat_map(|round| {
-            let rings = (2..=most_ring).rev();
-            rings.map(move |ring| shape.with(round, ring))
-        });
-        all.find(|s| s.shared_bytes() <= room(s))
+        let both = rounds.flat_map(|round| (2..=most_ring).rev().map(move |ring| (round, ring)));
+        both.map(|(round, ring)| with(shape, round, ring))
+            .find(&fits)
     })
 }

@@ -16,8 +16,7 @@ const MOST_GROUP: usize = 256;
 constants! {
     /// What a product of one row is compiled for.
     pub struct GateConstants with { UNGATED, ONE_GATE, GATE_EACH, NORM_GATE } {
-        gate: int,
-        gate_group: uint32_t,
+        gate: int, gate_group: uint32_t,
     }
 }
 

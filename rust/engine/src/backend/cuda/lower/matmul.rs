@@ -2,7 +2,7 @@
 //! activations are split into integers, then multiplied on tensor cores.
 
 use super::experts::{address_of, ranks, ExpertConstants, Pairs};
-use super::fit::{fit, Shape};
+use super::fit::fit;
 use super::lowering::{Lowering, Pass};
 use super::overflow::overflows;
 use super::params::{self, MatMul, Overflows, QkvRotation, Segment, Split, CONSTANTS};
@@ -34,14 +34,11 @@ constants! {
     /// split.cu, and what matmul.cu has of it.
     #[derive(Copy)]
     struct SplitVariant in SPLIT {
-        n_in: int,
-        norm: bool,
-        tile: XTile,
-        experts: ExpertConstants,
+        n_in: int, norm: bool, tile: XTile, experts: ExpertConstants,
     }
 
     /// How a block takes the product: no bit of its sums depends on it.
-    #[derive(Copy, Eq)]
+    #[derive(Copy, Eq, Default)]
     struct Tiles {
         /// Tiles of weights and of x a warp, and stages of them in flight.
         w_tiles: int, n_tiles: int, ring: int,
@@ -62,10 +59,7 @@ constants! {
 
     /// matmul.cu
     struct MatMulVariant in SOURCE {
-        split: SplitVariant,
-        tiles: Tiles,
-        types: Segments,
-        epilogue: EpilogueConstants,
+        split: SplitVariant, tiles: Tiles, types: Segments, epilogue: EpilogueConstants,
     }
 }
 
@@ -92,7 +86,7 @@ fn n_parts(n_in: usize) -> usize {
 }
 
 /// Bytes of the activations of one product, and of its parts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProductBytes {
     pub tiles: usize,
     pub squares: usize,
@@ -103,12 +97,7 @@ pub struct ProductBytes {
 impl ProductBytes {
     /// For passes of up to `rows` rows.
     pub fn new(plan: &Plan, fused: &[Fused], rows: usize) -> Self {
-        let mut bytes = Self {
-            tiles: 0,
-            squares: 0,
-            sums: 0,
-            tickets: 0,
-        };
+        let mut bytes = Self::default();
         // Of the shapes with the most rows of each.
         let rows = rows.next_multiple_of(MOST_SPLIT_ROWS);
         for op in fused {
@@ -119,9 +108,8 @@ impl ProductBytes {
             let n_in = first.n_in;
             let rows = experts.map_or(rows, |experts| most_pairs(plan, experts, first, rows));
             let n_sb = superblocks(n_in);
-            bytes.tiles = bytes
-                .tiles
-                .max(n_sb * (rows / X_TILE_ROWS) * XTile::MOST_BYTES);
+            let tiles = n_sb * (rows / X_TILE_ROWS) * XTile::MOST_BYTES;
+            bytes.tiles = bytes.tiles.max(tiles);
             bytes.squares = bytes.squares.max(rows * n_sb * 4);
             let out = parts.iter().map(|part| plan.weight(part.weight).n_out);
             if experts.is_none() && out.clone().sum::<usize>() <= MOST_SPLIT_OUT {
@@ -156,19 +144,14 @@ struct Weights<'a> {
     may_split: bool,
 }
 
-impl Shape for Tiles {
+impl Tiles {
+    /// The same with so many tiles between two barriers, and so many in flight.
     fn with(self, _: usize, ring: usize) -> Self {
         let mut tiles = Self { ring, ..self };
         tiles.shared_bytes = tiles.bytes();
         tiles
     }
 
-    fn shared_bytes(&self) -> usize {
-        self.shared_bytes
-    }
-}
-
-impl Tiles {
     /// For `m` rows of `n_in` columns and matrices of so many tiles: of those that fit, the first that
     /// gives the busiest SM the least, for that one ends last. And the tiles of x.
     fn new(
@@ -185,16 +168,13 @@ impl Tiles {
             let one = Self {
                 w_tiles,
                 n_tiles,
-                ring: 0,
-                keeps_total: false,
                 warps_r,
                 warps_n,
                 splits: 1,
-                copy_weights: 0,
                 min_blocks,
-                shared_bytes: 0,
                 w_bytes: largest_tile(of.types),
                 x_bytes: tile.bytes(),
+                ..Self::default()
             };
             let splits = match of.may_split {
                 true => one.splits(m, n_in, of.tiles, sms),
@@ -208,8 +188,7 @@ impl Tiles {
             }
             .with(1, 2)
         };
-        let room = |s: &Self| (card.shared_bytes / s.min_blocks).saturating_sub(STATIC_BYTES);
-        let fits = |s: &Self| s.shared_bytes <= room(s);
+        let fits = |s: &Self| (s.shared_bytes + STATIC_BYTES) * s.min_blocks <= card.shared_bytes;
         let of_warpgroups = |rows| table.warpgroups.of(rows);
         let prompts = of_warpgroups(usize::MAX);
         let is_long = || {
@@ -256,7 +235,7 @@ impl Tiles {
                 best = halved;
             }
         }
-        let best = fit([best], |_| 1, table.ring, room).unwrap_or(best);
+        let best = fit([best], |_| 1, table.ring, Self::with, fits).unwrap_or(best);
         debug_assert!(best.block_x() * X_TILE_ROWS <= MOST_BLOCK_X);
         debug_assert!(best.block_tiles() * TILE_ROWS <= MOST_BLOCK_ROWS);
         (best, tile)

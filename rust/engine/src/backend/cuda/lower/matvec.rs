@@ -1,7 +1,7 @@
 //! One row of activations times weights that are small integers: the kernel that decode is made of.
 
 use super::experts::{address_of, ExpertConstants, Pairs, RouteConstants, MOST_RANKS};
-use super::fit::{fit, Shape};
+use super::fit::fit;
 use super::gate::{Gate, GateConstants};
 use super::lowering::{Lowering, Pass};
 use super::overflow::overflows;
@@ -35,7 +35,7 @@ static SOURCE: Source = source!(
 
 constants! {
     /// How a block takes the product: no bit of its sums depends on it.
-    #[derive(Copy, Eq)]
+    #[derive(Copy, Eq, Default)]
     struct Tiles {
         n_in: int,
         /// Sums of a superblock of x for minimums: there is room for eight where no type has any.
@@ -61,10 +61,7 @@ constants! {
     struct MatVecVariant in SOURCE {
         tiles: Tiles,
         norm: bool, chooses: bool, mixes: bool, chained: bool, shares: bool, adds: bool,
-        types: Segments,
-        experts: ExpertConstants,
-        gate: GateConstants,
-        route: RouteConstants,
+        types: Segments, experts: ExpertConstants, gate: GateConstants, route: RouteConstants,
         epilogue: EpilogueConstants,
     }
 }
@@ -88,7 +85,8 @@ const OTHER_STATIC_BYTES: usize = 128;
 /// Bytes of the sums of a superblock of a tile.
 const P_SB_BYTES: usize = (4 * TILE_ROWS + 4) * 4;
 
-impl Shape for Tiles {
+impl Tiles {
+    /// The same with so many tiles between two barriers, and so many in flight.
     fn with(self, round: usize, ring: usize) -> Self {
         let mut tiles = Self {
             round,
@@ -101,12 +99,6 @@ impl Shape for Tiles {
         tiles
     }
 
-    fn shared_bytes(&self) -> usize {
-        self.shared_bytes
-    }
-}
-
-impl Tiles {
     /// Of at most `warps` warps, with what `of` says of x and the product, in `shared` bytes; and with what they
     /// have beside them in all that a block may have. As many warps as can be; a light block asks for all its
     /// tiles before x.
@@ -139,7 +131,8 @@ impl Tiles {
         let forms = std::iter::successors(Some(warps), fewer).map(form);
         let most_round = |s: &Self| s.tiles.div_ceil(s.sms * s.warps_r).clamp(1, table.round);
         let room = |s: &Self| shared.min(all.saturating_sub(s.static_bytes()));
-        fit(forms, most_round, table.ring, room)
+        let fits = |s: &Self| s.shared_bytes <= room(s);
+        fit(forms, most_round, table.ring, Self::with, fits)
     }
 
     /// What any of them is made of: `chained` rows of `n_in` columns, and tiles of these types.
@@ -156,14 +149,7 @@ impl Tiles {
             stage: largest_tile(types),
             tiles,
             sms,
-            warps_k: 0,
-            warps_r: 0,
-            ring: 0,
-            ahead: 0,
-            round: 0,
-            sets: 0,
-            shared_bytes: 0,
-            holds_columns: false,
+            ..Self::default()
         }
     }
 

@@ -25,19 +25,9 @@ static SOURCE: Source = source!(
 constants! {
     /// matvec_floats.cu
     struct MatVecFloatsVariant in SOURCE {
-        n_in: int,
-        computing: uint32_t,
-        staged: uint32_t,
-        max_m: uint32_t,
-        pairs: uint32_t,
-        chunk: uint32_t,
-        shared_bytes: uint32_t,
-        norm: bool,
-        routes: bool,
-        route: RouteConstants,
-        types: Segments,
-        experts: ExpertConstants,
-        epilogue: EpilogueConstants,
+        n_in: int, computing: uint32_t, staged: uint32_t, max_m: uint32_t, pairs: uint32_t,
+        chunk: uint32_t, shared_bytes: uint32_t, norm: bool, routes: bool, route: RouteConstants,
+        types: Segments, experts: ExpertConstants, epilogue: EpilogueConstants,
     }
 }
 

@@ -35,10 +35,7 @@ shared! {
         pub cos_sin: u64,
         /// `[m]` u32.
         pub positions: u64,
-        pub eps: f32,
-        pub n_ctx: u32,
-        pub m: u32,
-        pub unused: u32,
+        pub eps: f32, pub n_ctx: u32, pub m: u32, pub unused: u32,
     }
 }
 
@@ -62,33 +59,23 @@ static ELEMENTWISE: Source = source!(
 constants! {
     /// embed.cu
     struct EmbedVariant in EMBED {
-        n_in: int,
-        types: Segments,
+        n_in: int, types: Segments,
     }
 
     /// rope.cu
     struct RopeVariant in ROPE {
-        n_head: int,
-        head_dim: int,
-        half: int,
-        interleaved: int,
+        n_head: int, head_dim: int, half: int, interleaved: int,
     }
 
     /// qk_norm_rope.cu
     struct QkNormRopeVariant in QK_NORM_ROPE {
-        n_head: uint32_t,
-        n_head_kv: uint32_t,
-        head_dim: uint32_t,
-        n_head_v: uint32_t,
-        values_are_keys: bool,
-        rotate: RotateConstants,
+        n_head: uint32_t, n_head_kv: uint32_t, head_dim: uint32_t, n_head_v: uint32_t,
+        values_are_keys: bool, rotate: RotateConstants,
     }
 
     /// kv_scatter_fixed.cu
     struct KvScatterVariant in KV_SCATTER {
-        n_head_kv: int,
-        head_dim: int,
-        kv: KvCodes,
+        n_head_kv: int, head_dim: int, kv: KvCodes,
     }
 }
 

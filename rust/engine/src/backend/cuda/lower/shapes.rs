@@ -15,86 +15,78 @@ const TABLE: &str = include_str!("shapes.json");
 /// Largest number of a row.
 const MOST: u64 = 1 << 32;
 
-/// A row: the card that it was measured on, and what was the fastest there.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Shapes {
-    /// Its name.
-    pub card: String,
-    pub compute: (u32, u32),
-    pub sm_count: u32,
-    /// A file of `benches/records`.
-    pub record: String,
-    pub matvec: MatVec,
-    pub floats: Floats,
-    pub skinny: Skinny,
-    pub matmul: MatMul,
-    pub attention: Attention,
-    pub prompt: Prompt,
+/// Groups of numbers of a row.
+macro_rules! numbers {
+    ($($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident,)* })*) => {$(
+        $(#[$meta])*
+        #[derive(Debug, Clone, PartialEq, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $name {
+            $($(#[$field_meta])* pub $field: usize,)*
+        }
+    )*};
 }
 
-/// matvec.cu. Shares of shared memory are in per cent of what a block may have.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MatVec {
-    /// Of a block; and where a few more have a superblock each.
-    pub warps: usize,
-    pub most_warps: usize,
-    /// Tiles of a group of warps between two barriers, and in flight a warp.
-    pub round: usize,
-    pub ring: usize,
-    /// Tiles a warp that are asked for before x: what is asked for first arrives first.
-    pub ahead: usize,
-    /// What short rows take, and long ones, where a light successor is to begin beside them.
-    pub shared_short: usize,
-    pub shared_long: usize,
-    /// Threads of a block up to which it keeps columns of x in registers beside a light neighbour.
-    pub holding_threads: usize,
-    /// Columns from which rows are long, and bytes of weights from which tiles in flight are preferred.
-    pub long_row: usize,
-    pub many_bytes: usize,
-    /// Tiles of a block up to which a product is light: it begins, and asks for all that it reads, beside any
-    /// predecessor. Its warps, and what it takes.
-    pub light_tiles: usize,
-    pub light_warps: usize,
-    pub shared_light: usize,
-}
+numbers! {
+    /// matvec.cu. Shares of shared memory are in per cent of what a block may have.
+    MatVec {
+        /// Of a block; and where a few more have a superblock each.
+        warps, most_warps,
+        /// Tiles of a group of warps between two barriers, and in flight a warp.
+        round, ring,
+        /// Tiles a warp that are asked for before x: what is asked for first arrives first.
+        ahead,
+        /// What short rows take, and long ones, where a light successor is to begin beside them.
+        shared_short, shared_long,
+        /// Threads of a block up to which it keeps columns of x in registers beside a light neighbour.
+        holding_threads,
+        /// Columns from which rows are long, and bytes of weights from which tiles in flight are preferred.
+        long_row, many_bytes,
+        /// Tiles of a block up to which a product is light: it begins, and asks for all that it reads, beside
+        /// any predecessor. Its warps, and what it takes.
+        light_tiles, light_warps, shared_light,
+    }
 
-/// matvec_floats.cu
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Floats {
-    pub warps: usize,
-    /// Rows of x from which a warp takes half a tile at once.
-    pub many_rows: usize,
-    /// Bytes of x in shared memory, and most of weights.
-    pub x_bytes: usize,
-    pub staged_bytes: usize,
-}
+    /// matvec_floats.cu
+    Floats {
+        warps,
+        /// Rows of x from which a warp takes half a tile at once.
+        many_rows,
+        /// Bytes of x in shared memory, and most of weights.
+        x_bytes, staged_bytes,
+    }
 
-/// skinny.cu
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Skinny {
-    /// Of a block: four a scheduler hide each other's latencies.
-    pub warps: usize,
-    /// Tiles in flight a warp, and those that are asked for before x.
-    pub ring: usize,
-    pub ahead: usize,
-    /// Per cent of shared memory that a block takes.
-    pub shared: usize,
-    /// Warps of up to four rows, and their `ahead`, where 96 registers a thread are enough: not for several
-    /// matrices of so many bits a weight.
-    pub packed_warps: usize,
-    pub packed_ahead: usize,
-    pub wide_bits: usize,
-    /// Warps of five to eight rows on cards without wgmma, where the compiler takes more registers.
-    pub few_warps: usize,
-    /// Warps with two tiles each, of so many bits a weight at least: what is read of x serves both.
-    pub pair_warps: usize,
-    pub pair_bits: usize,
-    /// Superblocks of a part up to which one tile a warp is worth the while where pairs do not fit.
-    pub unpaired_superblocks: usize,
+    /// skinny.cu
+    Skinny {
+        /// Of a block: four a scheduler hide each other's latencies.
+        warps,
+        /// Tiles in flight a warp, and those that are asked for before x.
+        ring, ahead,
+        /// Per cent of shared memory that a block takes.
+        shared,
+        /// Warps of up to four rows, and their `ahead`, where 96 registers a thread are enough: not for several
+        /// matrices of so many bits a weight.
+        packed_warps, packed_ahead, wide_bits,
+        /// Warps of five to eight rows on cards without wgmma, where the compiler takes more registers.
+        few_warps,
+        /// Warps with two tiles each, of so many bits a weight at least: what is read of x serves both.
+        pair_warps, pair_bits,
+        /// Superblocks of a part up to which one tile a warp is worth the while where pairs do not fit.
+        unpaired_superblocks,
+    }
+
+    /// attention_fixed.cu
+    Attention {
+        /// Of a single row: heads of a block, its teams of heads up to `teams_dim` wide, per cent of shared memory.
+        heads, teams, teams_dim, shared,
+        /// The same of contexts from `long_context` tokens on, where so many parts a team have room.
+        long_context, long_teams, long_parts,
+        /// Several teams share a block as long as they have so many bytes of keys together; of several rows
+        /// with more than four heads, at most so many.
+        team_bytes, wide_teams,
+        /// Parts, a page's keys or its values, in shared memory.
+        parts,
+    }
 }
 
 /// Warps over rows of weights and over rows of x, tiles of both a warp, blocks an SM.
@@ -128,27 +120,6 @@ pub struct MatMul {
     pub halved: Block,
 }
 
-/// attention_fixed.cu
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Attention {
-    /// Of a single row: heads of a block, its teams of heads up to `teams_dim` wide, per cent of shared memory.
-    pub heads: usize,
-    pub teams: usize,
-    pub teams_dim: usize,
-    pub shared: usize,
-    /// The same of contexts from `long_context` tokens on, where so many parts a team have room.
-    pub long_context: usize,
-    pub long_teams: usize,
-    pub long_parts: usize,
-    /// Several teams share a block as long as they have so many bytes of keys together; of several rows with
-    /// more than four heads, at most so many.
-    pub team_bytes: usize,
-    pub wide_teams: usize,
-    /// Parts, a page's keys or its values, in shared memory.
-    pub parts: usize,
-}
-
 /// prompt_attention_fixed.cu
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -162,6 +133,24 @@ pub struct Prompt {
     pub pages: [usize; 2],
 }
 
+/// A row: the card that it was measured on, and what was the fastest there.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shapes {
+    /// Its name.
+    pub card: String,
+    pub compute: (u32, u32),
+    pub sm_count: u32,
+    /// A file of `benches/records`.
+    pub record: String,
+    pub matvec: MatVec,
+    pub floats: Floats,
+    pub skinny: Skinny,
+    pub matmul: MatMul,
+    pub attention: Attention,
+    pub prompt: Prompt,
+}
+
 impl Shapes {
     /// Those of a card: its own row; or else the nearest, of the same major version if there is one, then by the
     /// ratio of multiprocessors.
@@ -170,19 +159,19 @@ impl Shapes {
     /// [`Error::Internal`] for a table that is none.
     pub fn of(card: &DeviceInfo) -> Result<Self> {
         let broken = |e| Error::Internal(format!("shapes.json: {e}"));
-        let rows = serde_json::from_str(TABLE).map_err(|e| broken(e.to_string()))?;
-        let rows = Vec::<Value>::into_iter(rows).map(Self::checked);
-        let rows = rows
-            .collect::<std::result::Result<Vec<_>, _>>()
-            .map_err(broken)?;
-        let distance = |row: &Self| {
+        let rows: Vec<Value> = serde_json::from_str(TABLE).map_err(|e| broken(e.to_string()))?;
+        let rows: std::result::Result<Vec<_>, _> = rows.into_iter().map(Self::checked).collect();
+        let nearest = Self::nearest(rows.map_err(broken)?, card);
+        nearest.ok_or_else(|| broken("no row".into()))
+    }
+
+    fn nearest(rows: Vec<Self>, card: &DeviceInfo) -> Option<Self> {
+        rows.into_iter().min_by_key(|row| {
             let (a, b) = (card.sm_count.max(1), row.sm_count.max(1));
             // In thousandths, to be compared.
             let ratio = 1000 * u64::from(a.max(b)) / u64::from(a.min(b));
             (!row.is_of(card), row.compute.0 != card.compute.0, ratio)
-        };
-        let nearest = rows.into_iter().min_by_key(distance);
-        nearest.ok_or_else(|| broken("no row".into()))
+        })
     }
 
     /// The row that a text is; or what is wrong with it.
@@ -194,16 +183,10 @@ impl Shapes {
     fn checked(row: Value) -> std::result::Result<Self, String> {
         check("", &row)?;
         let row: Self = serde_json::from_value(row).map_err(|e| e.to_string())?;
-        let MatMul {
-            warpgroups,
-            warps,
-            smaller,
-            halved,
-            ..
-        } = &row.matmul;
-        let by_rows = [warpgroups, warps].into_iter().flat_map(|w| &w.0);
+        let of = &row.matmul;
+        let by_rows = [&of.warpgroups, &of.warps].into_iter().flat_map(|w| &w.0);
         let blocks = by_rows.flat_map(|(_, blocks)| blocks);
-        for block in blocks.chain(smaller).chain([halved]) {
+        for block in blocks.chain(&of.smaller).chain([&of.halved]) {
             let [warps_r, warps_n, w_tiles, n_tiles, _] = block;
             let rows = TILE_ROWS * warps_r * w_tiles;
             if rows > MOST_BLOCK_ROWS || X_TILE_ROWS * warps_n * n_tiles > MOST_BLOCK_X {
@@ -225,6 +208,8 @@ impl Shapes {
 fn check(name: &str, value: &Value) -> std::result::Result<(), String> {
     let most = match name {
         "compute" => return Ok(()),
+        // In a list.
+        "" => 1 << 16,
         _ if name.ends_with("warps") => 32,
         _ if name.starts_with("shared") => 100,
         _ => MOST,
@@ -250,13 +235,24 @@ mod tests {
 
     #[test]
     fn a_card_has_its_own_row_or_the_nearest() {
-        let mut card = DeviceInfo::of_arch("sm_86", 84).unwrap();
-        let nearest = Shapes::of(&card).unwrap();
-        assert!(!nearest.is_of(&card));
-        (card.name, card.compute) = (nearest.card.clone(), nearest.compute);
-        card.sm_count = nearest.sm_count;
-        let own = Shapes::of(&card).unwrap();
-        assert!(own.is_of(&card) && own == nearest);
+        let card = DeviceInfo::of_arch("sm_86", 84).unwrap();
+        let row = Shapes::of(&card).unwrap();
+        let of = |name: &str, compute, sm_count| Shapes {
+            card: name.into(),
+            compute,
+            sm_count,
+            ..row.clone()
+        };
+        let mut rows = vec![of("major", (8, 9), 20), of("other", (9, 0), 84)];
+        let found = |rows: &[Shapes]| Shapes::nearest(rows.to_vec(), &card).unwrap().card;
+        assert_eq!(found(&rows), "major");
+        rows.push(of("nearer", (8, 0), 108));
+        assert_eq!(found(&rows), "nearer");
+        // Another kind of card that looks the same, and its own.
+        rows.push(of("like", (8, 6), 84));
+        assert!(found(&rows) == "like" && !rows[3].is_of(&card));
+        rows.push(of(&card.name, (8, 6), 84));
+        assert!(found(&rows) == card.name && rows[4].is_of(&card));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! small batch are made of.
 
 use super::experts::ExpertConstants;
-use super::fit::{fit, Shape};
+use super::fit::fit;
 use super::lowering::{Lowering, Pass};
 use super::overflow::overflows;
 use super::params;
@@ -31,7 +31,7 @@ static SOURCE: Source = source!(
 
 constants! {
     /// How a block takes the product: no bit of its sums depends on it.
-    #[derive(Copy, Eq)]
+    #[derive(Copy, Eq, Default)]
     struct Tiles {
         n_in: int,
         /// Tiles of weights that a warp multiplies at once, a group; and of x.
@@ -43,8 +43,7 @@ constants! {
         sets: uint32_t,
         /// Groups a warp that are asked for before x, and those between two cluster barriers.
         ahead: uint32_t, round: uint32_t,
-        shared_bytes: uint32_t,
-        tile: XTile,
+        shared_bytes: uint32_t, tile: XTile,
         /// Clusters of the grid: all that the card holds at once.
         clusters: usize,
         /// Bytes of a tile of the largest type of each tile of a group.
@@ -55,10 +54,7 @@ constants! {
 
     /// skinny.cu
     struct SkinnyVariant in SOURCE {
-        tiles: Tiles,
-        norm: bool,
-        types: Segments,
-        experts: ExpertConstants,
+        tiles: Tiles, norm: bool, types: Segments, experts: ExpertConstants,
         epilogue: EpilogueConstants,
     }
 }
@@ -81,7 +77,8 @@ const BARRIER_BYTES: usize = 8;
 /// Shared memory of a block beside the dynamic: barriers of the rings, rotations and places.
 const STATIC_BYTES: usize = 6 << 10;
 
-impl Shape for Tiles {
+impl Tiles {
+    /// The same with so many tiles between two barriers, and so many in flight.
     fn with(self, round: usize, ring: usize) -> Self {
         let at_once = self.clusters * self.warps * self.w_tiles;
         let mut tiles = Self {
@@ -94,12 +91,6 @@ impl Shape for Tiles {
         tiles
     }
 
-    fn shared_bytes(&self) -> usize {
-        self.shared_bytes
-    }
-}
-
-impl Tiles {
     /// For `m` rows and matrices of so many tiles; none where the card has no room for it, or matmul.cu is
     /// faster.
     fn new(
@@ -130,10 +121,7 @@ impl Tiles {
                 clusters,
                 stage: w_tiles * largest_tile(types),
                 tiles: all,
-                ring: 0,
-                sets: 0,
-                round: 0,
-                shared_bytes: 0,
+                ..Self::default()
             };
             let most_round = |s: &Self| {
                 let most = all.div_ceil(clusters * warps * w_tiles);
@@ -142,7 +130,10 @@ impl Tiles {
             // Where that is too little, all there is.
             let all = card.shared_bytes - STATIC_BYTES;
             let some = all.min(card.shared_bytes * table.shared / 100);
-            let fit = |room| fit([of], most_round, table.ring, |_| room);
+            let fit = |room| {
+                let fits = |s: &Self| s.shared_bytes <= room;
+                fit([of], most_round, table.ring, Self::with, fits)
+            };
             fit(some).or_else(|| fit(all))
         };
         let bytes = |bits: usize| TILE_ROWS * TILE_COLS * bits / 8;

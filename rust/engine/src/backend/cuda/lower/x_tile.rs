@@ -19,7 +19,7 @@ const HALVES_BYTES: usize = X_TILE_ROWS * 4;
 
 constants! {
     /// What a tile of activations holds for these types of weights.
-    #[derive(Copy, Eq)]
+    #[derive(Copy, Eq, Default)]
     pub struct XTile {
         /// Sums of a superblock for minimums.
         x_sums: int,
