@@ -2,8 +2,9 @@
 
 use super::lowering::{Lowering, Pass};
 use super::shapes::Attention;
-use crate::backend::cuda::driver::constants::{constants, Constants, Group, Line};
+use crate::backend::cuda::driver::constants::{Constants, Group, Line};
 use crate::backend::cuda::driver::info::DeviceInfo;
+use crate::backend::cuda::driver::source::constants;
 use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
 use crate::backend::PAGE_TOKENS;
 use crate::error::{Error, Result};

@@ -8,8 +8,7 @@ use super::attention::{
 use super::lowering::{Lowering, Pass, Path};
 use super::params::{AttentionFixed, KvView, PromptAttention, CONSTANTS};
 use super::shapes::Attention;
-use crate::backend::cuda::driver::constants::constants;
-use crate::backend::cuda::driver::source::{source, Source};
+use crate::backend::cuda::driver::source::{constants, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::KvShape;
@@ -17,12 +16,9 @@ use std::f64::consts::LOG2_E;
 use std::ops::Range;
 
 static STEP: Source = source!("attention_fixed.cu", CONSTANTS, AttentionFixed, KvView);
-static PROMPT: Source = source!(
-    "prompt_attention_fixed.cu",
-    CONSTANTS,
-    PromptAttention,
-    KvView
-);
+static PROMPT: Source = source! {
+    "prompt_attention_fixed.cu", CONSTANTS, PromptAttention, KvView
+};
 
 constants! {
     /// attention_fixed.cu
@@ -266,7 +262,6 @@ fn prompt_stages(l: &Lowering, op: &AttentionOp) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::lowering::Inputs;
     use super::super::pass::specs;
     use super::super::tests::{
         at, blocks, chunk, entries, lowering, step, superblocks, table, with,
@@ -276,6 +271,12 @@ mod tests {
     use crate::plan::fuse::Fused;
     use crate::plan::{Op, Plan};
     use crate::quant;
+
+    /// The first launch of a pass that attends.
+    fn attention(l: &Lowering, pass: &Pass) -> Spec {
+        let mut list = specs(l, pass).unwrap().into_iter();
+        list.find(|s| s.kind == Kind::Attention).expect("a kernel")
+    }
 
     #[test]
     fn a_step_of_sequences_stores_the_newest_tokens_where_it_attends() {
@@ -289,19 +290,11 @@ mod tests {
             let room = l.card.shared_bytes * l.shapes.attention.shared / 100;
             assert!(single[2].shared as usize + STATIC_BYTES <= room);
             // Rows of one sequence are stored first, for all of them may be seen.
-            let several = Pass {
-                inputs: Inputs {
-                    state: 0,
-                    ..step(3).inputs
-                },
-                ..step(3)
-            };
-            let several = specs(&l, &several).unwrap();
-            let scatter = entries(&several)
-                .iter()
-                .position(|e| *e == "kv_scatter_fixed");
+            let several = specs(&l, &step(3)).unwrap();
+            let entries = entries(&several);
+            let scatter = entries.iter().position(|e| *e == "kv_scatter_fixed");
             let scatter = scatter.expect("a scatter");
-            assert_eq!(entries(&several)[scatter + 1], "attention_fixed");
+            assert_eq!(entries[scatter + 1], "attention_fixed");
             let params: AttentionFixed = several[scatter + 1].params().unwrap();
             assert_eq!((params.k, params.v), (0, 0));
         }
@@ -331,17 +324,10 @@ mod tests {
         ] {
             let mut l = lowering(arch, superblocks(), kv_type, true);
             l.n_ctx = n_ctx;
-            let of_rows = |rows| {
-                let list = specs(&l, &step(rows)).unwrap();
-                let its = list.into_iter().find(|s| s.entry == "attention_fixed");
-                its.expect("a kernel")
-            };
+            let of_rows = |rows| attention(&l, &step(rows));
             let single = of_rows(1);
-            assert_eq!(
-                single.block as usize,
-                teams * TEAM,
-                "{arch} {n_ctx} {kv_type}"
-            );
+            let threads = teams * TEAM;
+            assert_eq!(single.block as usize, threads, "{arch} {n_ctx} {kv_type}");
             assert!(single.variant.constants.has("SINGLE_ROW", true));
             let two = of_rows(2);
             assert!(
@@ -361,9 +347,7 @@ mod tests {
             ("sm_75", blocks(), 0),
         ] {
             let mut l = lowering(arch, superblocks(), kv_type, true);
-            let list = specs(&l, &chunk(512, 1)).unwrap();
-            let its = list.iter().find(|s| s.entry.contains("attention_fixed"));
-            let its = its.expect("a kernel");
+            let its = attention(&l, &chunk(512, 1));
             if stages == 0 {
                 // A row a block, in four launches.
                 assert_eq!((its.entry, its.grid[2]), ("attention_fixed", 128));
@@ -373,9 +357,7 @@ mod tests {
             // 4 heads of 512 rows, 128 queries a block, or 64 where that leaves half the SMs idle.
             for (sms, warps, blocks) in [(31, table.warps, 16), (32, table.few_warps, 32)] {
                 l.card.sm_count = sms;
-                let list = specs(&l, &chunk(512, 1)).unwrap();
-                let its = list.iter().find(|s| s.entry == "prompt_attention_fixed");
-                let its = its.expect("a kernel");
+                let its = attention(&l, &chunk(512, 1));
                 assert_eq!((its.grid, its.block), ([1, blocks, 1], warps as u32 * 32));
                 let kv = l.plan.kv[0];
                 let pages = stages * 2 * part_bytes(&l, kv);
@@ -420,10 +402,8 @@ mod tests {
         let its: Vec<Op> = plan.ops.iter().filter(|op| attends(op)).cloned().collect();
         let of = |l: &Lowering| {
             let list = specs(l, &step(1)).unwrap();
-            let at = list
-                .iter()
-                .position(|s| s.entry == "attention_fixed")
-                .unwrap();
+            let is_its = |s: &Spec| s.entry == "attention_fixed";
+            let at = list.iter().position(is_its).unwrap();
             (at, list[at].params::<AttentionFixed>().unwrap().located)
         };
         assert_eq!(of(&l), (2, 1));
@@ -436,19 +416,17 @@ mod tests {
 
     #[test]
     fn a_window_ends_the_splits_of_a_row() {
-        let attention = |window: usize, pass: &Pass| {
+        let of = |window: usize, pass: &Pass| {
             let mut l = lowering("sm_90", superblocks(), "I16", false);
             for op in &mut l.fused {
                 if let Fused::Single(Op::Attention { window: its, .. }) = op {
                     *its = Some(window);
                 }
             }
-            let list = specs(&l, pass).unwrap();
-            let its = list.into_iter().find(|s| s.kind == Kind::Attention);
-            its.expect("a kernel")
+            attention(&l, pass)
         };
         for (window, shares) in [(1, 1), (66, 3), (193, 4), (194, 5), (512, 9)] {
-            let spec = attention(window, &step(1));
+            let spec = of(window, &step(1));
             let params: AttentionFixed = spec.params().unwrap();
             assert_eq!(params.shares, shares, "{window}");
             assert!(spec.variant.constants.has("WINDOW", window), "{window}");
@@ -456,7 +434,7 @@ mod tests {
         }
         // One that no row is longer than is none.
         for pass in [step(1), chunk(512, 1)] {
-            let spec = attention(4096, &pass);
+            let spec = of(4096, &pass);
             assert!(spec.variant.constants.has("WINDOW", 0));
         }
     }

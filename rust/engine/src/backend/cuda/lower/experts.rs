@@ -4,8 +4,7 @@
 use super::lowering::{writes_none_of, Lowering, Pass};
 use super::params::{self, Route, CONSTANTS};
 use super::shape::MOST_BLOCK_X;
-use crate::backend::cuda::driver::constants::constants;
-use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
+use crate::backend::cuda::driver::source::{constants, shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
 use crate::plan::fuse::{Experts, Fused};

@@ -4,7 +4,7 @@
 use super::lowering::{Lowering, Pass};
 use super::params::Gated;
 use super::{norm, rowwise};
-use crate::backend::cuda::driver::constants::constants;
+use crate::backend::cuda::driver::source::constants;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::fuse::Fused;

@@ -5,8 +5,7 @@ use std::collections::HashSet;
 
 use super::params::{Repack, CONSTANTS};
 use super::shape::{superblocks, Segments, TILE_ROWS};
-use crate::backend::cuda::driver::constants::constants;
-use crate::backend::cuda::driver::source::{source, Source, Variant};
+use crate::backend::cuda::driver::source::{constants, source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
 use crate::plan::fuse::{Epilogue, Fused, Part, RowSlice};

@@ -7,12 +7,11 @@ use super::lowering::{Lowering, Pass};
 use super::overflow::overflows;
 use super::params::{self, MatMul, Overflows, QkvRotation, Segment, Split, CONSTANTS};
 use super::product::{EpilogueConstants, Op, Product};
-use super::shape::{largest_tile, superblocks, Segments, MOST_BLOCK_X, TILE_ROWS};
+use super::shape::{largest_tile, superblocks, Segments, MOST_BLOCK_ROWS, MOST_BLOCK_X, TILE_ROWS};
 use super::shapes::{self, Block};
 use super::x_tile::{XTile, X_TILE_ROWS};
-use crate::backend::cuda::driver::constants::constants;
 use crate::backend::cuda::driver::info::DeviceInfo;
-use crate::backend::cuda::driver::source::{source, Source};
+use crate::backend::cuda::driver::source::{constants, source, Source};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
 use crate::plan::fuse::{Experts, Fused};
@@ -21,14 +20,9 @@ use crate::plan::{Plan, Weight};
 use crate::quant::QuantType;
 
 static SPLIT: Source = source!("split.cu", CONSTANTS, Split, Overflows, params::Experts);
-static SOURCE: Source = source!(
-    "matmul.cu",
-    CONSTANTS,
-    MatMul,
-    Segment,
-    QkvRotation,
-    params::Experts
-);
+static SOURCE: Source = source! {
+    "matmul.cu", CONSTANTS, MatMul, Segment, QkvRotation, params::Experts
+};
 
 constants! {
     /// split.cu, and what matmul.cu has of it.
@@ -70,9 +64,6 @@ const SPLIT_THREADS: u32 = 256;
 /// are: more fill a card anyway.
 const MOST_SPLIT_ROWS: usize = 64;
 const MOST_SPLIT_OUT: usize = 8192;
-
-/// Most rows of weights of a block.
-pub const MOST_BLOCK_ROWS: usize = 256;
 
 /// The blocks that fit every card.
 const SMALLEST: Block = [2, 1, 1, 1, 1];

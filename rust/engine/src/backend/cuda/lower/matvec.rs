@@ -10,8 +10,7 @@ use super::pass_fusion::PassFusion;
 use super::product::{EpilogueConstants, Op, Product};
 use super::shape::{largest_tile, minimums, superblocks, Segments, MOST_TICKETS, TILE_ROWS};
 use super::shapes;
-use crate::backend::cuda::driver::constants::constants;
-use crate::backend::cuda::driver::source::{source, Source};
+use crate::backend::cuda::driver::source::{constants, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::{
@@ -20,18 +19,10 @@ use crate::plan::{
 };
 use crate::quant::QuantType;
 
-static SOURCE: Source = source!(
-    "matvec.cu",
-    CONSTANTS,
-    MatVec,
-    Segment,
-    QkvRotation,
-    Overflows,
-    params::Experts,
-    params::SharedExpert,
-    params::Gated,
-    Route
-);
+static SOURCE: Source = source! {
+    "matvec.cu", CONSTANTS, MatVec, Segment, QkvRotation, Overflows, params::Experts,
+    params::SharedExpert, params::Gated, Route
+};
 
 constants! {
     /// How a block takes the product: no bit of its sums depends on it.

@@ -6,21 +6,14 @@ use super::params::{Experts, MatVecFloats, QkvRotation, Route, Segment, CONSTANT
 use super::pass_fusion::PassFusion;
 use super::product::{EpilogueConstants, Op, Product};
 use super::shape::{superblocks, Segments, MOST_FLOATS_X, TILE_COLS, TILE_ROWS};
-use crate::backend::cuda::driver::constants::constants;
-use crate::backend::cuda::driver::source::{source, Source};
+use crate::backend::cuda::driver::source::{constants, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::quant::QuantType;
 
-static SOURCE: Source = source!(
-    "matvec_floats.cu",
-    CONSTANTS,
-    MatVecFloats,
-    Segment,
-    QkvRotation,
-    Experts,
-    Route
-);
+static SOURCE: Source = source! {
+    "matvec_floats.cu", CONSTANTS, MatVecFloats, Segment, QkvRotation, Experts, Route
+};
 
 constants! {
     /// matvec_floats.cu

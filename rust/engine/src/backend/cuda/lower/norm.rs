@@ -3,8 +3,7 @@
 use super::lowering::{Lowering, Pass};
 use super::params::{RmsNorm, CONSTANTS};
 use super::shape::superblocks;
-use crate::backend::cuda::driver::constants::constants;
-use crate::backend::cuda::driver::source::{shared, source, Source};
+use crate::backend::cuda::driver::source::{constants, shared, source, Source};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
 use crate::plan::{BufferId, Norm, WeightId};

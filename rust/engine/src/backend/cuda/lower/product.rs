@@ -8,7 +8,7 @@ use super::params::{QkvRotation, Segment, SharedExpert};
 use super::pass_fusion::PassFusion;
 use super::shape::TILE_ROWS;
 use super::shared_expert::SharedOp;
-use crate::backend::cuda::driver::constants::constants;
+use crate::backend::cuda::driver::source::constants;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
 use crate::plan::fuse::{Epilogue, Experts, Fused, Gate, Part, MOST_PARTS};

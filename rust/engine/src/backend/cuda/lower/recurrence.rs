@@ -4,8 +4,7 @@
 use super::lowering::{Lowering, Pass};
 use super::params::CONSTANTS;
 use super::shape::MOST_TICKETS;
-use crate::backend::cuda::driver::constants::constants;
-use crate::backend::cuda::driver::source::{shared, source, Source};
+use crate::backend::cuda::driver::source::{constants, shared, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, Op, StateId};

@@ -11,8 +11,8 @@ use super::params::{
 };
 use super::recurrence;
 use super::shape::Segments;
-use crate::backend::cuda::driver::constants::{constants, Constants};
-use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
+use crate::backend::cuda::driver::constants::Constants;
+use crate::backend::cuda::driver::source::{constants, shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
 use crate::plan::fuse::{NormedHeads, Values};
@@ -43,18 +43,9 @@ static EMBED: Source = source!("embed.cu", CONSTANTS, Embed, SlotState);
 static ROPE: Source = source!("rope.cu", CONSTANTS, Rope);
 static QK_NORM_ROPE: Source = source!("qk_norm_rope.cu", CONSTANTS, QkNormRope);
 static KV_SCATTER: Source = source!("kv_scatter_fixed.cu", CONSTANTS, KvScatter, KvView);
-static ELEMENTWISE: Source = source!(
-    "elementwise.cu",
-    CONSTANTS,
-    Add,
-    Glu,
-    Scale,
-    ScaleBy,
-    ScaleRanks,
-    SoftCap,
-    Slice,
-    SelectRows
-);
+static ELEMENTWISE: Source = source! {
+    "elementwise.cu", CONSTANTS, Add, Glu, Scale, ScaleBy, ScaleRanks, SoftCap, Slice, SelectRows
+};
 
 constants! {
     /// embed.cu

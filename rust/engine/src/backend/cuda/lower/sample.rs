@@ -4,8 +4,7 @@
 use bytemuck::Zeroable;
 
 use super::params::{SlotState, CONSTANTS};
-use crate::backend::cuda::driver::constants::constants;
-use crate::backend::cuda::driver::source::{shared, Layout, Shared, Source, Variant};
+use crate::backend::cuda::driver::source::{constants, shared, Layout, Shared, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::backend::Finish;
 use crate::error::Error;

@@ -9,6 +9,9 @@ pub use crate::plan::fuse::TILE_ROWS;
 /// Columns of a tile: a superblock.
 pub const TILE_COLS: usize = 256;
 
+/// Most rows of weights of a block of matmul.cu.
+pub const MOST_BLOCK_ROWS: usize = 256;
+
 /// Most rows of x of a block of any product, and of one with weights that are floats.
 pub const MOST_BLOCK_X: usize = 64;
 pub const MOST_FLOATS_X: usize = 8;

@@ -4,8 +4,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::matmul::MOST_BLOCK_ROWS;
-use super::shape::{MOST_BLOCK_X, TILE_ROWS};
+use super::shape::{MOST_BLOCK_ROWS, MOST_BLOCK_X, TILE_ROWS};
 use super::x_tile::X_TILE_ROWS;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::error::{Error, Result};

@@ -11,23 +11,16 @@ use super::product::{EpilogueConstants, Op, Product};
 use super::shape::{largest_tile, superblocks, Segments, TILE_COLS, TILE_ROWS};
 use super::shapes;
 use super::x_tile::{XTile, X_TILE_ROWS};
-use crate::backend::cuda::driver::constants::constants;
 use crate::backend::cuda::driver::info::{DeviceInfo, MOST_CLUSTER};
-use crate::backend::cuda::driver::source::{source, Source};
+use crate::backend::cuda::driver::source::{constants, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::parts::{longest_part, MOST_PARTS};
 use crate::quant::QuantType;
 
-static SOURCE: Source = source!(
-    "skinny.cu",
-    CONSTANTS,
-    Skinny,
-    Segment,
-    QkvRotation,
-    Overflows,
-    params::Experts
-);
+static SOURCE: Source = source! {
+    "skinny.cu", CONSTANTS, Skinny, Segment, QkvRotation, Overflows, params::Experts
+};
 
 constants! {
     /// How a block takes the product: no bit of its sums depends on it.
@@ -226,6 +219,13 @@ mod tests {
     /// Bytes of a tile of eight bits a weight.
     const TILE: usize = TILE_ROWS * TILE_COLS;
 
+    /// The type whose tiles are the smallest from so many bytes on.
+    fn of_bytes(bytes: usize) -> &'static QuantType {
+        let types = quant::TYPES.iter().filter(|t| t.integers);
+        let types = types.filter(|t| t.kernel.tile_bytes >= bytes);
+        types.min_by_key(|t| t.kernel.tile_bytes).unwrap()
+    }
+
     #[test]
     fn shapes_fit_and_are_of_cards_with_clusters_and_rows_of_all_parts() {
         for ty in quant::TYPES.iter().filter(|t| t.integers) {
@@ -264,12 +264,8 @@ mod tests {
     #[test]
     fn warps_have_pairs_where_tiles_are_many_and_even_and_rows_more_than_four() {
         let (table, card) = (table().skinny, DeviceInfo::of_arch("sm_90", 132).unwrap());
-        // Of a type whose tiles are the smallest from so many bytes on.
         let shape = |bytes, m, n_in, tiles: &[usize]| {
-            let types = quant::TYPES.iter().filter(|t| t.integers);
-            let types = types.filter(|t| t.kernel.tile_bytes >= bytes);
-            let ty = types.min_by_key(|t| t.kernel.tile_bytes).unwrap();
-            let shape = Tiles::new(&table, m, n_in, &[ty], tiles, &card);
+            let shape = Tiles::new(&table, m, n_in, &[of_bytes(bytes)], tiles, &card);
             shape.map(|s| (s.warps, s.w_tiles))
         };
         let (pairs, ones) = (Some((table.pair_warps, PAIR)), Some((table.warps, 1)));
@@ -295,12 +291,7 @@ mod tests {
         let table = table().skinny;
         let warps = |arch, n_in, bytes: &[usize]| {
             let card = DeviceInfo::of_arch(arch, 132).unwrap();
-            let types = bytes.iter().map(|bytes| {
-                let types = quant::TYPES.iter().filter(|t| t.integers);
-                let types = types.filter(|t| t.kernel.tile_bytes >= *bytes);
-                types.min_by_key(|t| t.kernel.tile_bytes).unwrap()
-            });
-            let types: Vec<_> = types.collect();
+            let types: Vec<_> = bytes.iter().map(|bytes| of_bytes(*bytes)).collect();
             let tiles = vec![256; types.len()];
             Tiles::new(&table, 4, n_in, &types, &tiles, &card).map(|s| (s.warps, s.ahead))
         };

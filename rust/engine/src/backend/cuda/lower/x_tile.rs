@@ -1,7 +1,7 @@
 //! How rows of activations lie for products on tensor cores, superblock by superblock, as `x_tile.cuh` has them.
 
 use super::shape::minimums;
-use crate::backend::cuda::driver::constants::constants;
+use crate::backend::cuda::driver::source::constants;
 use crate::quant::{Offsets, QuantType, SUBS as MOST_SUMS};
 
 /// Rows of a tile.
