@@ -45,7 +45,9 @@ Row = tuple[str, str]
     help="Encoding of keys and values.",
 )
 @click.option("--plan", is_flag=True, help="Print the plan: every operation of a forward pass.")
-@click.option("--devices", is_flag=True, help="Print the devices of this machine.")
+@click.option(
+    "--devices", is_flag=True, help="Print devices, and whose shapes kernels have on each."
+)
 @json_option
 @debug_option
 def command(
