@@ -115,9 +115,10 @@ impl Tiles {
             }
         };
         // Few are not halved but for less than a light block has.
-        let fewer = |warps: &usize| match *warps > table.light_warps {
-            true => Some(warps - 2),
-            false => Some(warps / 2).filter(|warps| *warps > 0),
+        let fewer = |warps: &usize| {
+            let is_more = *warps > table.light_warps;
+            let fewer = if is_more { warps - 2 } else { warps / 2 };
+            Some(fewer).filter(|warps| *warps > 0)
         };
         let forms = std::iter::successors(Some(warps), fewer).map(form);
         let most_round = |s: &Self| s.tiles.div_ceil(s.sms * s.warps_r).clamp(1, table.round);

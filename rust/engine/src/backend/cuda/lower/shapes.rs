@@ -187,10 +187,14 @@ impl Shapes {
         let blocks = by_rows.flat_map(|(_, blocks)| blocks);
         for block in blocks.chain(&of.smaller).chain([&of.halved]) {
             let [warps_r, warps_n, w_tiles, n_tiles, _] = block;
-            let rows = TILE_ROWS * warps_r * w_tiles;
-            if rows > MOST_BLOCK_ROWS || X_TILE_ROWS * warps_n * n_tiles > MOST_BLOCK_X {
+            let (rows, x) = (
+                TILE_ROWS * warps_r * w_tiles,
+                X_TILE_ROWS * warps_n * n_tiles,
+            );
+            if warps_r * warps_n < 2 || rows > MOST_BLOCK_ROWS || x > MOST_BLOCK_X {
                 return Err(format!(
-                    "matmul: {block:?} has more than {MOST_BLOCK_ROWS} rows of weights or {MOST_BLOCK_X} of x"
+                    "matmul: {block:?} has a single warp, or more than {MOST_BLOCK_ROWS} rows of \
+                     weights or {MOST_BLOCK_X} of x"
                 ));
             }
         }
@@ -283,7 +287,7 @@ mod tests {
             (|row| row["skinny"] = Value::Null, "Skinny"),
             (
                 |row| row["matmul"]["halved"][3] = 16.into(),
-                "[4, 1, 1, 16, 4] has more than 256 rows of weights or 64 of x",
+                "[4, 1, 1, 16, 4] has a single warp, or more than 256 rows of weights or 64 of x",
             ),
         ] {
             let text = refused(change);
