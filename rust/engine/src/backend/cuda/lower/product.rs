@@ -58,8 +58,9 @@ constants! {
     /// What epilogue.cuh is compiled for.
     pub struct EpilogueConstants with {
         EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_GEGLU, EPILOGUE_CLAMPED_SWIGLU,
-        EPILOGUE_QKV } with { ORDER_NATURAL, ORDER_NEIGHBOURS, ORDER_HALVES } { epilogue: name,
-        order: name, scale_bits: bits, scaled: bool, head_dim: int,
+        EPILOGUE_QKV
+    } with { ORDER_NATURAL, ORDER_NEIGHBOURS, ORDER_HALVES } {
+        epilogue: name, order: name, scale_bits: bits, scaled: bool, head_dim: int,
     }
 }
 
