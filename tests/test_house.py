@@ -70,7 +70,12 @@ CUDA = ENGINE / "backend" / "cuda"
 FLOORS = ["driver", "lower", "run", "study"]
 
 #: What the pure floor may know of the driver's: data.
-DRIVER_DATA = {"driver/info.rs", "driver/source.rs", "driver/spec.rs"}
+DRIVER_DATA = {
+    "driver/constants.rs",
+    "driver/info.rs",
+    "driver/source.rs",
+    "driver/spec.rs",
+}
 
 #: Rooms that read bytes of strangers, and the lints they deny.
 HOSTILE_INPUT = ["gguf", "config", "weights", "tokenizer", "template", "tools", "grammar"]

@@ -8,6 +8,8 @@ import pytest
 import shapes
 import synth
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_info_says_what_the_model_is(cli, smollm2: Path) -> None:
     done = cli("info", smollm2, "--n-ctx", 2048, "--max-batch", 1)
@@ -86,6 +88,19 @@ def test_a_card_is_described(cli, ksim_env: dict[str, str]) -> None:
     said = cli("info", "--devices", env=ksim_env).stdout
     assert card["name"] in said
     assert f"CUDA {found['cuda']['driver']}" in said
+    assert card["shapes"]["chosen"] == "the nearest"
+    assert f"those of {card['shapes']['card']} (sm_" in said and ", the nearest" in said
+
+
+def test_shapes_of_a_file_are_named(cli, ksim_env: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "shapes.json"
+    env = ksim_env | {"ONEGRAPH_SHAPES": str(file)}
+    said = " ".join(cli("info", "--devices", env=env).stdout.split())
+    assert f"shapes cannot be read: ONEGRAPH_SHAPES = {file}: No such file" in said
+    [row, *_] = json.loads((ROOT / "rust/engine/src/backend/cuda/lower/shapes.json").read_text())
+    file.write_text(json.dumps(row))
+    said = " ".join(cli("info", "--devices", env=env).stdout.split())
+    assert f"ONEGRAPH_SHAPES={file}" in said
 
 
 def test_a_missing_compiler_says_where_it_was_sought(cli, tmp_path: Path) -> None:

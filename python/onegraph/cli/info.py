@@ -45,7 +45,9 @@ Row = tuple[str, str]
     help="Encoding of keys and values.",
 )
 @click.option("--plan", is_flag=True, help="Print the plan: every operation of a forward pass.")
-@click.option("--devices", is_flag=True, help="Print the devices of this machine.")
+@click.option(
+    "--devices", is_flag=True, help="Print devices, and whose shapes kernels have on each."
+)
 @json_option
 @debug_option
 def command(
@@ -98,7 +100,7 @@ def _show_devices(as_json: bool) -> None:
         room = card["error"] or f"{size(card['free_bytes'])} of {size(card['total_bytes'])} free"
         pdl = "with" if card["programmatic_launch"] else "without"
         said = f"{card['name']}, {card['arch']}, {room}, {pdl} programmatic launches"
-        rows.append((card["device"], said))
+        rows += [(card["device"], said), ("shapes", _shapes(card["shapes"]))]
     compiler = cuda["nvrtc"]
     version = f"{compiler['version']}, {compiler['path']}"
     rows += [
@@ -107,6 +109,15 @@ def _show_devices(as_json: bool) -> None:
         ("kernel cache", cuda["kernel_cache"] or "none: set ONEGRAPH_CACHE_DIR"),
     ]
     _print_rows(rows)
+
+
+def _shapes(row: Info) -> str:
+    """Whose kernels' shapes a card has, of those that were measured."""
+    if row["error"]:
+        return f"cannot be read: {row['error']}"
+    whose = f"those of {row['card']} ({row['arch']}, {row['sm_count']} multiprocessors)"
+    chosen = f"ONEGRAPH_SHAPES={row['file']}" if row["file"] else row["chosen"]
+    return f"{whose}, {chosen}"
 
 
 def _free_memory() -> int | None:

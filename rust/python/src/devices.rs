@@ -8,6 +8,7 @@ use onegraph::backend::cuda::driver::context::Context;
 use onegraph::backend::cuda::driver::device;
 use onegraph::backend::cuda::driver::info::DeviceInfo;
 use onegraph::backend::cuda::driver::nvrtc::Nvrtc;
+use onegraph::backend::cuda::run::shapes::{self, Chosen};
 use onegraph::engine::{self, Options};
 use onegraph::{Error, Result};
 use pyo3::prelude::*;
@@ -26,12 +27,37 @@ fn card(ordinal: usize) -> Result<(DeviceInfo, Value)> {
         "device": format!("cuda:{ordinal}"),
         "name": info.name,
         "arch": info.arch(),
+        "sm_count": info.sm_count,
         "total_bytes": info.total_bytes,
         "free_bytes": free,
         "programmatic_launch": info.has_pdl(),
+        "shapes": shapes_of(&info),
         "error": error,
     });
     Ok((info, described))
+}
+
+/// Whose shapes the kernels of a card have, and why; or what is wrong with them.
+fn shapes_of(info: &DeviceInfo) -> Value {
+    match shapes::of(info) {
+        Ok((row, chosen)) => json!({
+            "card": row.card,
+            "arch": format!("sm_{}{}", row.compute.0, row.compute.1),
+            "sm_count": row.sm_count,
+            "record": row.record,
+            "chosen": match &chosen {
+                Chosen::Own => "its own",
+                Chosen::Nearest => "the nearest",
+                Chosen::Named(_) => "named",
+            },
+            "file": match &chosen {
+                Chosen::Named(path) => Some(path.display().to_string()),
+                Chosen::Own | Chosen::Nearest => None,
+            },
+            "error": null,
+        }),
+        Err(e) => json!({"error": e.to_string()}),
+    }
 }
 
 /// Cards, driver, compiler and kernel cache as JSON; what is missing says why.

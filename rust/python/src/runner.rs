@@ -163,7 +163,7 @@ impl PlanRunner {
         Ok(PyBytes::new(py, &bytes_of(&values)))
     }
 
-    /// Times the last pass again, as JSON: `replay_us` and, for each kernel, `label`, `us`, `bytes`.
+    /// Times the last pass again, as JSON: `replay_us` and the fields of each kernel.
     fn profile(&mut self, py: Python<'_>, repeats: usize) -> PyResult<String> {
         let runner = self.inner();
         let profile = detached(py, || runner.profile(repeats))?;

@@ -253,11 +253,21 @@ pub struct Profile {
 /// One kernel of a pass.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct KernelTime {
+    /// Its name in its source, and what it works on.
+    pub kernel: &'static str,
     pub label: String,
     /// Median time from the end of its predecessor, alone on the device, in microseconds.
     pub us: f64,
     /// Bytes of weights that it reads.
     pub bytes: u64,
+    /// Bytes of rows that it reads and writes.
+    pub rows: u64,
+    pub grid: [u32; 3],
+    pub block: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    /// What it is compiled for, by name.
+    pub constants: Vec<(String, String)>,
 }
 
 /// How a [`Runner`] is set up.

@@ -8,7 +8,7 @@ use super::QuantType;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvKernel {
     /// See [`KvBlock::KERNEL`].
-    pub(super) name: &'static str,
+    pub name: &'static str,
     /// Bytes of an integer.
     pub(super) bytes: usize,
 }

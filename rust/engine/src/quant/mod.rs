@@ -133,12 +133,6 @@ impl KernelType {
     pub fn kv_bytes(&self) -> usize {
         self.kv.map_or(0, |kv| kv.bytes)
     }
-
-    /// Constants of kernels for the layout of heads of `HEAD_DIM` keys or values.
-    pub fn kv_line(&self) -> String {
-        let line = |kv: KvKernel| format!("using Kv = {}<HEAD_DIM>;\n", kv.name);
-        self.kv.map_or_else(String::new, line)
-    }
 }
 
 impl std::fmt::Debug for QuantType {

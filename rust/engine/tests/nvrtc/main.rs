@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use onegraph::backend::cuda::driver::ahead::Ahead;
 use onegraph::backend::cuda::driver::compile::Compiler;
+use onegraph::backend::cuda::driver::constants::Value;
 use onegraph::backend::cuda::driver::context::Context;
 use onegraph::backend::cuda::driver::info::DeviceInfo;
 use onegraph::backend::cuda::driver::nvrtc::Nvrtc;
@@ -208,14 +209,14 @@ fn spilled(log: &str) -> u32 {
 fn allowed(kernel: &Variant, arch: u32) -> u32 {
     match (kernel.source.name, arch) {
         ("matmul.cu", ..90) => 28,
-        ("matmul.cu", 90) if kernel.constants.contains("MIN_BLOCKS = 4;") => 68,
-        ("matmul.cu", 90) if kernel.constants.contains("RANKS = 0;") => 4,
+        ("matmul.cu", 90) if kernel.constants.has("MIN_BLOCKS", 4) => 68,
+        ("matmul.cu", 90) if kernel.constants.has("RANKS", 0) => 4,
         ("matmul.cu", 90) => 36,
         ("matmul.cu", 100..) => 52,
-        ("attention_fixed.cu", 120) if kernel.constants.contains("HEAD_DIM = 256;") => 16,
+        ("attention_fixed.cu", 120) if kernel.constants.has("HEAD_DIM", 256) => 16,
         // Two teams of five to eight wide heads: with more than 128 registers a thread there is no
         // room for the kernel behind them beside them. 1.5B on an H200: 879 -> 828 us a step so.
-        ("attention_fixed.cu", _) if kernel.constants.contains("TEAMS = 2;") => 36,
+        ("attention_fixed.cu", _) if kernel.constants.has("TEAMS", 2) => 36,
         ("prompt_attention_fixed.cu", _) => 64,
         _ => 0,
     }
@@ -264,7 +265,7 @@ fn kernels_of_experts_compile_without_spills() {
         }
         jobs.extend(kernels.into_iter().map(|k| (arch, k)));
     }
-    let shares = |k: &Variant| k.constants.contains("SHARES = true");
+    let shares = |k: &Variant| k.constants.has("SHARES", true);
     assert!(!jobs.iter().any(|(_, k)| shares(k)));
     let mut shared = Vec::new();
     for arch in cards() {
@@ -276,18 +277,18 @@ fn kernels_of_experts_compile_without_spills() {
         }
         shared.extend(kernels.into_iter().map(|k| (arch, k)));
     }
-    let products = |what: &str| {
+    let products = |what: &str, value: Value| {
         let its = shared.iter().map(|(arch, k)| (*arch, k.source.name, k));
         let its = its.filter(|(arch, name, _)| (*arch, *name) == (90, "matvec.cu"));
         its.map(|(.., k)| k)
-            .filter(|k| k.constants.contains(what))
+            .filter(|k| k.constants.has(what, value))
             .collect::<Vec<_>>()
     };
-    for what in ["CHOOSES = true", "CHAINED = true"] {
-        let its = products(what);
+    for what in ["CHOOSES", "CHAINED"] {
+        let its = products(what, true.into());
         assert!(its.iter().filter(|k| shares(k)).count() >= 3, "{what}");
     }
-    assert!(!products("N_SEGMENTS = 4").is_empty());
+    assert!(!products("N_SEGMENTS", 4.into()).is_empty());
     jobs.extend(shared);
     compile(&path, &jobs);
 }
@@ -324,7 +325,7 @@ fn kernels_of_few_rows_compile_for_cards_with_clusters_without_spills() {
             .filter(|k| names.contains(&k.source.name));
         jobs.extend(kernels.map(|k| (arch, k)));
     }
-    let pairs = |k: &Variant| k.constants.contains("W_TILES = 2;");
+    let pairs = |k: &Variant| k.constants.has("W_TILES", 2);
     assert!(jobs.iter().any(|(_, k)| pairs(k)) && jobs.iter().any(|(_, k)| !pairs(k)));
     compile(&path, &jobs);
 }
@@ -480,7 +481,7 @@ fn compile(path: &FilePath, jobs: &[(u32, Variant)]) {
             let text = || {
                 format!(
                     "{source} for sm_{arch}: {spilled} bytes\n{}",
-                    kernel.constants
+                    kernel.constants.text()
                 )
             };
             (*arch >= 80 && spilled > allowed(kernel, *arch)).then(text)

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::buffer::DeviceBuffer;
 use super::compile::Compiler;
+use super::constants::Constants;
 use super::context::Context;
 use super::event::Event;
 use super::launch::Launch;
@@ -60,7 +61,7 @@ pub fn read_peak(
     from.fill(1, &stream)?;
     let blocks = context.info.sm_count.max(1) * BLOCKS_PER_SM;
     let sums = DeviceBuffer::new(&context, (blocks * BLOCK) as usize * 4)?;
-    let variant = Variant::new(&SOURCE, String::new());
+    let variant = Variant::new(&SOURCE, Constants::default());
     let compiler = Compiler::new(context.info.number(), nvrtc_folders);
     let module = Module::new(&context, &compiler.image(&variant)?)?;
     let params = Read {

@@ -278,7 +278,7 @@ impl Texts {
         let fixed = headers().map(|(name, text)| (name, text.to_owned()));
         let own = [
             ("host.cuh", variant.source.host()),
-            ("variant.cuh", variant.constants.clone()),
+            ("variant.cuh", variant.constants.text()),
         ];
         let mut left: Vec<_> = fixed.chain(own).collect();
         let mut headers: Vec<(&'static str, String)> = Vec::new();
@@ -342,6 +342,7 @@ fn write_entry(path: &Path, image: &[u8]) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::constants::{Constants, Line};
     use super::super::source::Source;
     use super::*;
 
@@ -353,8 +354,10 @@ mod tests {
             constants: &[],
             layouts: &[],
         };
-        let names = |constants: &str| {
-            let texts = Texts::new(&Variant::new(&KERNEL, constants.into()));
+        let names = |line: Line| {
+            let mut constants = Constants::default();
+            constants.push(line);
+            let texts = Texts::new(&Variant::new(&KERNEL, constants));
             let mut names: Vec<_> = texts.headers.iter().map(|(name, _)| *name).collect();
             names.sort_unstable();
             names
@@ -366,10 +369,10 @@ mod tests {
             "stamps.cuh",
             "variant.cuh",
         ];
-        assert_eq!(names("constexpr int N = 1;\n"), its);
+        assert_eq!(names(Line::Constant("int", "n", 1.into())), its);
         // Any other by way of the variant, and what that needs.
         for (header, text) in headers() {
-            let found = names(&format!("#include \"{header}\"\n"));
+            let found = names(Line::Include(header));
             for name in included(text).iter().map(String::as_str).chain([header]) {
                 assert!(found.contains(&name), "{name} is not in {found:?}");
             }

@@ -7,6 +7,7 @@ pub mod buffer;
 pub mod check;
 mod clusters;
 pub mod compile;
+pub mod constants;
 pub mod context;
 pub mod device;
 pub mod event;

@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 
+use super::constants::{Constants, Group};
 use super::stamps;
 use crate::quant;
 
@@ -70,6 +71,70 @@ macro_rules! shared {
     )*};
 }
 pub(in crate::backend::cuda) use shared;
+
+/// Declares groups of constants. A field of a C type is one, by its own name in capitals; `bits` are those of a
+/// float, `name` is one that the kernel knows. Any other is a group. `in` a source, the group is all that its
+/// kernels are compiled for; `with` names, they have an `enum` of these.
+macro_rules! constants {
+    ($(
+        $(#[$meta:meta])*
+        $vis:vis struct $name:ident $(in $source:ident)? $(with { $($known:ident),+ })* {
+            $($(#[$field_meta:meta])* $field_vis:vis $field:ident: $ty:ident,)*
+        }
+    )*) => {$(
+        $(#[$meta])*
+        #[derive(Debug, Clone, PartialEq)]
+        $vis struct $name {
+            $($(#[$field_meta])* $field_vis $field:
+                $crate::backend::cuda::driver::source::constants!(@type $ty),)*
+        }
+
+        impl $crate::backend::cuda::driver::constants::Group for $name {
+            fn list(&self, list: &mut $crate::backend::cuda::driver::constants::Constants) {
+                $(list.push($crate::backend::cuda::driver::constants::Line::Names(
+                    &[$(stringify!($known)),+],
+                ));)*
+                $($crate::backend::cuda::driver::source::constants!(
+                    @list list, $field, self.$field, $ty
+                );)*
+            }
+        }
+
+        $(impl $crate::backend::cuda::driver::source::Kernel for $name {
+            fn source() -> &'static $crate::backend::cuda::driver::source::Source {
+                &$source
+            }
+        })?
+    )*};
+    (@type int) => { usize };
+    (@type uint32_t) => { usize };
+    (@type float) => { f32 };
+    (@type bits) => { f32 };
+    (@type name) => { &'static str };
+    (@type $ty:ident) => { $ty };
+    (@list $list:ident, $field:ident, $value:expr, int) => {
+        $list.constant("int", stringify!($field), $value)
+    };
+    (@list $list:ident, $field:ident, $value:expr, uint32_t) => {
+        $list.constant("uint32_t", stringify!($field), $value)
+    };
+    (@list $list:ident, $field:ident, $value:expr, bool) => {
+        $list.constant("bool", stringify!($field), $value)
+    };
+    (@list $list:ident, $field:ident, $value:expr, float) => {
+        $list.constant("float", stringify!($field), $value)
+    };
+    (@list $list:ident, $field:ident, $value:expr, bits) => {
+        $list.constant("uint32_t", stringify!($field), $value)
+    };
+    (@list $list:ident, $field:ident, $value:expr, name) => {
+        $list.constant("int", stringify!($field), $value)
+    };
+    (@list $list:ident, $field:ident, $value:expr, $ty:ident) => {
+        $crate::backend::cuda::driver::constants::Group::list(&$value, $list)
+    };
+}
+pub(in crate::backend::cuda) use constants;
 
 /// The source in the file of that name, which shares these constants and structs.
 macro_rules! source {
@@ -147,18 +212,29 @@ pub struct Variant {
     pub source: &'static Source,
     /// Whether its blocks stamp their moments: see [`super::stamps`].
     pub stamps: bool,
-    /// The text of `variant.cuh`.
-    pub constants: String,
+    /// What it is compiled for.
+    pub constants: Constants,
 }
 
 impl Variant {
     /// Without stamps.
-    pub fn new(source: &'static Source, constants: String) -> Self {
+    pub fn new(source: &'static Source, constants: Constants) -> Self {
         Self {
             source,
             stamps: false,
             constants,
         }
+    }
+}
+
+/// All that a kernel of one source is compiled for.
+pub trait Kernel: Group {
+    fn source() -> &'static Source;
+}
+
+impl<K: Kernel> From<K> for Variant {
+    fn from(kernel: K) -> Self {
+        Self::new(K::source(), kernel.constants())
     }
 }
 
@@ -198,4 +274,52 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
     let types = quant::TYPES.iter();
     own.into_iter()
         .chain(types.map(|t| (t.kernel.header, t.kernel.text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    constants! {
+        struct Inner with { NEAR, FAR } {
+            place: name,
+            factor: float,
+        }
+
+        struct Outer {
+            n: uint32_t,
+            own: usize,
+            inner: Inner,
+            half_bits: bits,
+            is_last: bool,
+        }
+    }
+
+    #[test]
+    fn groups_are_listed_where_they_stand_and_found_by_name() {
+        let inner = Inner {
+            place: "FAR",
+            factor: 0.5,
+        };
+        let list = Outer {
+            n: 3,
+            own: 7,
+            inner,
+            half_bits: 1.0,
+            is_last: true,
+        };
+        let list = list.constants();
+        let lines = [
+            "constexpr uint32_t N = 3;",
+            "enum { NEAR, FAR };",
+            "constexpr int PLACE = FAR;",
+            "constexpr float FACTOR = 5e-1f;",
+            "constexpr uint32_t HALF_BITS = 1065353216u;",
+            "constexpr bool IS_LAST = true;\n",
+        ];
+        assert_eq!(list.text(), lines.join("\n"));
+        assert_eq!(list.get("FACTOR"), Some(0.5.into()));
+        assert!(list.has("PLACE", "FAR") && list.has("N", 3) && !list.has("N", 4));
+        assert_eq!([list.get("NEAR"), list.get("OWN")], [None; 2]);
+    }
 }

@@ -66,12 +66,13 @@ impl Traffic {
 impl Spec {
     /// A launch of `entry` with the parameter struct `params`.
     pub fn new<P: Shared>(
-        variant: Variant,
+        variant: impl Into<Variant>,
         entry: &'static str,
         grid: [u32; 3],
         block: u32,
         params: &P,
     ) -> Self {
+        let variant = variant.into();
         debug_assert!(
             variant.source.layouts.contains(&P::LAYOUT),
             "{} does not check {}",

@@ -1,7 +1,10 @@
 //! An attention op: its shape, the memory that its blocks merge through, and whether a card has room for it.
 
-use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::lowering::{Lowering, Pass};
+use super::shapes::Attention;
+use crate::backend::cuda::driver::constants::{Constants, Group, Line};
 use crate::backend::cuda::driver::info::DeviceInfo;
+use crate::backend::cuda::driver::source::constants;
 use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
 use crate::backend::PAGE_TOKENS;
 use crate::error::{Error, Result};
@@ -17,12 +20,6 @@ pub const MAX_SPLITS: usize = 32;
 /// not fit the registers.
 const BLOCK_HEADS: usize = 16;
 const BLOCK_WIDTH: usize = 2048;
-
-/// Heads of a block of one row: norms, rotations and scores of eight would be most of its time. (Behind 64, 512,
-/// 2,048 and 8,000 tokens of a Qwen3-30B-A3B on an H200 1,676 -> 1,586, 1,800 -> 1,731, 1,863 -> 1,823 and
-/// 2,089 -> 2,046 us a step. Where the blocks of long texts have many teams, twice as many blocks read every
-/// page: behind 32,000 2,726 -> 3,042.)
-const SINGLE_ROW_HEADS: usize = 4;
 
 /// Rows of one launch over a prompt of a kernel for steps: its partial sums take memory.
 pub const ATTENTION_ROWS: usize = 128;
@@ -61,24 +58,61 @@ pub struct NormRope {
     pub rotation: Rotation,
 }
 
-impl NormRope {
+constants! {
     /// What rotate.cuh is compiled for.
-    pub fn constants(plan: &Plan, rotation: Rotation) -> String {
-        sizes(&[("HALF", plan.ropes[rotation.table].inv_freq.len())])
-            + &flag("INTERLEAVED", rotation.style == RopeStyle::Interleaved)
+    pub struct RotateConstants {
+        half: uint32_t, interleaved: bool,
+    }
+
+    /// What kernels know of an attention op.
+    pub struct AttentionConstants {
+        n_head: int, n_head_kv: int, head_dim: int,
+        /// 0: rows see all tokens.
+        window: uint32_t,
+        has_sinks: bool, kv: KvCodes,
+    }
+}
+
+/// The layout of heads of `HEAD_DIM` keys or values of a type.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KvCodes(pub &'static QuantType);
+
+impl Group for KvCodes {
+    fn list(&self, list: &mut Constants) {
+        if let Some(kv) = self.0.kernel.kv {
+            list.push(Line::Using("Kv".into(), format!("{}<HEAD_DIM>", kv.name)));
+        }
+    }
+}
+
+impl RotateConstants {
+    pub fn new(plan: &Plan, rotation: Rotation) -> Self {
+        Self {
+            half: plan.ropes[rotation.table].inv_freq.len(),
+            interleaved: rotation.style == RopeStyle::Interleaved,
+        }
+    }
+
+    /// Where nothing is rotated.
+    pub fn none() -> Self {
+        Self {
+            half: 8,
+            interleaved: false,
+        }
     }
 }
 
 impl AttentionOp {
-    /// What kernels know of it as constants: a window of 0 where rows of up to `n_ctx` tokens see all.
-    pub fn constants(&self, n_ctx: usize) -> String {
-        let shape = [
-            ("N_HEAD", self.n_head),
-            ("N_HEAD_KV", self.kv.n_head_kv),
-            ("HEAD_DIM", self.kv.head_dim),
-        ];
-        let window = self.window.filter(|tokens| *tokens < n_ctx).unwrap_or(0);
-        constants(&shape) + &sizes(&[("WINDOW", window)]) + &flag("HAS_SINKS", self.sinks.is_some())
+    /// What kernels know of it, where rows have up to `n_ctx` tokens.
+    pub fn constants(&self, l: &Lowering) -> AttentionConstants {
+        AttentionConstants {
+            n_head: self.n_head,
+            n_head_kv: self.kv.n_head_kv,
+            head_dim: self.kv.head_dim,
+            window: self.window.filter(|tokens| *tokens < l.n_ctx).unwrap_or(0),
+            has_sinks: self.sinks.is_some(),
+            kv: KvCodes(l.kv_type),
+        }
     }
 
     /// Most splits of a row of up to `tokens` tokens: each has a page at least.
@@ -92,7 +126,7 @@ impl AttentionOp {
 }
 
 /// Memory that the blocks of one row merge through.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MergeBytes {
     /// `[rows][n_head_kv][parts][MAX_SPLITS][heads of a part][HEAD_DIM + 2]` f32.
     pub partial: usize,
@@ -102,15 +136,12 @@ pub struct MergeBytes {
 
 impl MergeBytes {
     /// For passes of up to `rows` rows, `out` of them in a step.
-    pub fn new(plan: &Plan, rows: usize, out: usize) -> Self {
-        let mut most = Self {
-            partial: 0,
-            tickets: 0,
-        };
+    pub fn new(plan: &Plan, shapes: &Attention, rows: usize, out: usize) -> Self {
+        let mut most = Self::default();
         for (n_head, kv) in plan.attentions() {
             let group = n_head / kv.n_head_kv.max(1);
             for single_row in [false, true] {
-                let (parts, heads) = parts(group, kv.head_dim, single_row);
+                let (parts, heads) = parts(shapes, group, kv.head_dim, single_row);
                 let split_floats = heads * (kv.head_dim + 2);
                 // A step's attention is one launch, whatever its rows.
                 let blocks = out.max(ATTENTION_ROWS).min(rows) * kv.n_head_kv * parts;
@@ -124,9 +155,14 @@ impl MergeBytes {
 
 /// Blocks of attention_fixed.cu that share a group of query heads, of a single row or of several, and heads
 /// of each but the last. Its products take four at a time.
-pub fn parts(group: usize, head_dim: usize, single_row: bool) -> (usize, usize) {
+pub fn parts(
+    shapes: &Attention,
+    group: usize,
+    head_dim: usize,
+    single_row: bool,
+) -> (usize, usize) {
     let most = match single_row {
-        true => SINGLE_ROW_HEADS,
+        true => shapes.heads,
         false => (BLOCK_WIDTH / head_dim.max(1) / 4 * 4).clamp(4, BLOCK_HEADS),
     };
     // As few as have at most so many.

@@ -2,11 +2,13 @@
 //! of time alone.
 
 use super::attention::{
-    describe, page_bytes, parts, AttentionOp, NormRope, ATTENTION_ROWS, MAX_SPLITS, STATIC_BYTES,
+    describe, page_bytes, parts, AttentionConstants, AttentionOp, RotateConstants, ATTENTION_ROWS,
+    MAX_SPLITS, STATIC_BYTES,
 };
-use super::lowering::{flag, sizes, Lowering, Pass, Path};
+use super::lowering::{Lowering, Pass, Path};
 use super::params::{AttentionFixed, KvView, PromptAttention, CONSTANTS};
-use crate::backend::cuda::driver::source::{source, Source, Variant};
+use super::shapes::Attention;
+use crate::backend::cuda::driver::source::{constants, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::KvShape;
@@ -14,62 +16,40 @@ use std::f64::consts::LOG2_E;
 use std::ops::Range;
 
 static STEP: Source = source!("attention_fixed.cu", CONSTANTS, AttentionFixed, KvView);
-static PROMPT: Source = source!(
-    "prompt_attention_fixed.cu",
-    CONSTANTS,
-    PromptAttention,
-    KvView
-);
+static PROMPT: Source = source! {
+    "prompt_attention_fixed.cu", CONSTANTS, PromptAttention, KvView
+};
 
-/// Threads of a team of attention_fixed.cu, which takes a token block at a time. Where rows have several blocks
-/// and pages are so short that their reading takes less than their instructions, a block has several
-/// teams: as many as have so many bytes of keys together, two of two bytes a number and four of one. A
-/// single row has two up to this width: its short texts need no joining then.
+constants! {
+    /// attention_fixed.cu
+    struct StepVariant in STEP {
+        op: AttentionConstants, heads: uint32_t, teams: uint32_t, ring: uint32_t,
+        max_splits: uint32_t, norm_rope: bool, values_normed: bool, values_are_keys: bool,
+        rotate: RotateConstants, single_row: bool,
+    }
+
+    /// prompt_attention_fixed.cu
+    struct PromptVariant in PROMPT {
+        op: AttentionConstants, threads: uint32_t, rows: uint32_t, stages: uint32_t,
+        shared_bytes: uint32_t, max_splits: uint32_t, warpgroups: bool,
+    }
+}
+
+/// Threads of a team of attention_fixed.cu, which takes a token block at a time.
 const TEAM: usize = 128;
-const TEAMS_BYTES: usize = 18 << 10;
+
+/// Bytes of a number of each of a block's teams together: where rows have several blocks and pages are so
+/// short that their reading takes less than their instructions, a block has several teams.
 const TEAMS_WIDTH: usize = 4;
-const SINGLE_ROW_TEAMS: usize = 2;
-const SINGLE_ROW_TEAMS_DIM: usize = 128;
-
-/// Teams of a block at most where there are several rows and more heads than four, two tiles of them: two
-/// blocks on an SM leave more of them too few registers a thread.
-const WIDE_TEAMS: usize = 2;
-
-/// Teams of a single row from this context on, where so many parts of theirs have room: the more tokens are
-/// at work on an SM, the less each waits for the others, but of short texts most have none. (1B on an H200
-/// behind 64, 128, 512, 2,048, 16,384 and 32,000 tokens: two teams 470, 491, 497, 533, 750 and 943 us a step,
-/// four 479, 482, 507, 527, 718 and 843.)
-const MANY_TEAMS_CONTEXT: usize = 8192;
-const MANY_TEAMS: usize = 4;
-const MANY_PARTS: usize = 4;
 
 /// Shared memory of a block of prompt_attention_fixed.cu that is not pages.
 const PROMPT_STATIC_BYTES: usize = 2 << 10;
 
-/// Most parts, a page's keys or its values, in a block's shared memory: more gain nothing.
-const MOST_PARTS: usize = 6;
-
 /// Blocks of attention_fixed.cu that an SM holds.
 const BLOCKS_PER_SM: usize = 2;
 
-/// Of shared memory, in hundredths, what the one block an SM has of a single row takes. A step of 8B on an
-/// H200 with 50, 60, 66 and 76: 1,833, 1,832, 1,818 and 1,808 us behind 100 tokens, 2,554, 2,554, 2,462
-/// and 2,448 behind 16,384 (`onegraph graph --position`).
-const SINGLE_ROW_SHARED: usize = 76;
-
-/// Warps of a block of prompt_attention_fixed.cu, of 16 queries each: where blocks of the first would leave
-/// half the card idle, the second. And the widest heads it takes.
-const PROMPT_WARPS: usize = 8;
-const FEW_WARPS: usize = 4;
+/// The widest heads that prompt_attention_fixed.cu takes.
 const PROMPT_DIM: usize = 128;
-
-/// Rows of prompts that the kernel for steps takes: each reads the pages by itself, but all SMs do at once,
-/// where the other kernel has so few blocks that one after another they take the longer. (Behind 7,680
-/// tokens of an 8B model on an H100 that takes 0.45 ms a layer for 8 rows as for 64.)
-const FEW_ROWS: usize = 32;
-
-/// Most pages in its shared memory, of one byte a number and of two.
-const PROMPT_STAGES: [usize; 2] = [6, 4];
 
 /// The launches of one op, behind `before` others of the pass; in one with `newest` rows are sequences of
 /// their own, and it stores their newest tokens.
@@ -80,7 +60,7 @@ pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass, before: usize) -> Resu
         Path::Prefill { .. } => {
             let (prompt, rows) = (pass.prompt_rows(), pass.rows);
             let mut specs = match prompt_stages(l, op) {
-                Some(stages) if prompt > FEW_ROWS => {
+                Some(stages) if prompt > l.shapes.prompt.few_rows => {
                     vec![prompt_spec(l, op, pass, prompt, stages)?]
                 }
                 _ => step_specs(0..prompt, ATTENTION_ROWS)?,
@@ -103,30 +83,6 @@ fn scale(op: &AttentionOp) -> f32 {
     (f64::from(op.scale) * LOG2_E / (64.0 * 32639.0)) as f32
 }
 
-fn variant(
-    l: &Lowering,
-    op: &AttentionOp,
-    source: &'static Source,
-    more: &[(&str, usize)],
-) -> Variant {
-    let more = [more, &[("MAX_SPLITS", MAX_SPLITS)]].concat();
-    let kv = l.kv_type.kernel.kv_line();
-    Variant::new(source, op.constants(l.n_ctx) + &kv + &sizes(&more))
-}
-
-/// What attention_fixed.cu is compiled for where it rotates heads, and where it does not.
-fn norm_rope_constants(l: &Lowering, op: &AttentionOp) -> String {
-    let how = op
-        .norm_rope
-        .map(|t| NormRope::constants(&l.plan, t.rotation));
-    let none = || sizes(&[("HALF", 8)]) + &flag("INTERLEAVED", false);
-    let values = op.norm_rope.and_then(|t| t.values);
-    flag("NORM_ROPE", how.is_some())
-        + &flag("VALUES_NORMED", values.is_some())
-        + &flag("VALUES_ARE_KEYS", values.is_some_and(|v| v.are_keys))
-        + &how.unwrap_or_else(none)
-}
-
 /// Some rows of a pass by the kernel for steps, up to `at_once` in a launch.
 fn step_specs(
     l: &Lowering,
@@ -145,29 +101,30 @@ fn step_specs(
     let rows = at_once.min(of.len());
     let group = op.n_head / n_head_kv;
     let page = part_bytes(l, op.kv).max(1);
-    let least = match rows == 1 && op.kv.head_dim <= SINGLE_ROW_TEAMS_DIM {
-        true => SINGLE_ROW_TEAMS,
+    let table = &l.shapes.attention;
+    let least = match rows == 1 && op.kv.head_dim <= table.teams_dim {
+        true => table.teams,
         false => 1,
     };
     let teams = match group <= 8 && rows * n_head_kv < l.card.sm_count as usize {
-        true => teams(page, l.kv_type.kernel.kv_bytes()).max(least),
+        true => teams(table, page, l.kv_type.kernel.kv_bytes()).max(least),
         false => 1,
     };
     let room = match rows {
-        1 => l.card.shared_bytes * SINGLE_ROW_SHARED / 100,
+        1 => l.card.shared_bytes * table.shared / 100,
         _ => l.card.shared_bytes / BLOCKS_PER_SM,
     };
     let room = room.saturating_sub(STATIC_BYTES);
-    let is_long = rows == 1 && l.n_ctx >= MANY_TEAMS_CONTEXT;
-    let has_many = is_long && group <= 8 && room >= MANY_PARTS * MANY_TEAMS * page;
-    let (parts, heads) = parts(group, op.kv.head_dim, rows == 1 && !has_many);
+    let is_long = rows == 1 && l.n_ctx >= table.long_context;
+    let has_many = is_long && group <= 8 && room >= table.long_parts * table.long_teams * page;
+    let (parts, heads) = parts(table, group, op.kv.head_dim, rows == 1 && !has_many);
     let teams = match (has_many, rows > 1 && heads > 4) {
-        (true, _) => MANY_TEAMS,
-        (_, true) => teams.min(WIDE_TEAMS),
+        (true, _) => table.long_teams,
+        (_, true) => teams.min(table.wide_teams),
         _ => teams,
     };
     let part = teams * page;
-    let ring = (room / part).clamp(1, MOST_PARTS);
+    let ring = (room / part).clamp(1, table.parts);
     // As many blocks a row as keep the card busy.
     let splits = op.most_splits(l.n_ctx);
     let sms = l.card.sm_count as usize;
@@ -187,6 +144,21 @@ fn step_specs(
     let norm_rope = op.norm_rope;
     let [q_weight, k_weight] = [norm_rope.map(|t| t.queries), norm_rope.map(|t| t.keys)];
     let [q_weight, k_weight] = [l.vector(q_weight)?, l.vector(k_weight)?];
+    let values = norm_rope.and_then(|t| t.values);
+    let variant = StepVariant {
+        op: op.constants(l),
+        heads,
+        teams,
+        ring,
+        max_splits: MAX_SPLITS,
+        norm_rope: norm_rope.is_some(),
+        values_normed: values.is_some(),
+        values_are_keys: values.is_some_and(|v| v.are_keys),
+        rotate: norm_rope.map_or_else(RotateConstants::none, |t| {
+            RotateConstants::new(&l.plan, t.rotation)
+        }),
+        single_row: rows == 1,
+    };
     let launch = |first: usize| {
         let params = AttentionFixed {
             q: l.address(op.q) + first as u64 * row_bytes,
@@ -208,13 +180,9 @@ fn step_specs(
             located: u32::from(op.newest.is_some() && Spec::reads_before_wait(before)),
         };
         let count = (of.end - first).min(at_once) as u32;
-        let more = [("HEADS", heads), ("TEAMS", teams), ("RING", ring)];
         let grid = [of_heads as u32, 1, count];
-        let mut variant = variant(l, op, &STEP, &more);
-        variant.constants += &norm_rope_constants(l, op);
-        variant.constants += &flag("SINGLE_ROW", rows == 1);
         let threads = (teams * TEAM) as u32;
-        let mut spec = Spec::new(variant, "attention_fixed", grid, threads, &params);
+        let mut spec = Spec::new(variant.clone(), "attention_fixed", grid, threads, &params);
         spec.shared = (ring * part) as u32;
         spec
     };
@@ -222,9 +190,9 @@ fn step_specs(
 }
 
 /// Teams of a block for pages of so many bytes of keys, integers of so many.
-fn teams(page: usize, bytes: usize) -> usize {
+fn teams(table: &Attention, page: usize, bytes: usize) -> usize {
     let most = TEAMS_WIDTH / bytes.max(1);
-    let fit = (TEAMS_BYTES / page).clamp(1, most);
+    let fit = (table.team_bytes / page).clamp(1, most);
     1 << fit.ilog2()
 }
 
@@ -249,21 +217,22 @@ fn prompt_spec(
     };
     let queries = m * (op.n_head / n_head_kv);
     let blocks_of = |warps: usize| queries.div_ceil(warps * 16);
-    let is_idle = 2 * n_head_kv * blocks_of(PROMPT_WARPS) <= l.card.sm_count as usize;
-    let warps = if is_idle { FEW_WARPS } else { PROMPT_WARPS };
+    let (all, few) = (l.shapes.prompt.warps, l.shapes.prompt.few_warps);
+    let is_idle = 2 * n_head_kv * blocks_of(all) <= l.card.sm_count as usize;
+    let warps = if is_idle { few } else { all };
     let (rows, blocks) = (warps * 16, blocks_of(warps));
     let threads = warps as u32 * 32;
     let shared = stages * 2 * part_bytes(l, op.kv) + query_bytes(op.kv, warps);
-    let more = [
-        ("THREADS", threads as usize),
-        ("ROWS", rows),
-        ("STAGES", stages),
-        ("SHARED_BYTES", shared),
-    ];
+    let variant = PromptVariant {
+        op: op.constants(l),
+        threads: threads as usize,
+        rows,
+        stages,
+        shared_bytes: shared,
+        max_splits: MAX_SPLITS,
+        warpgroups: l.card.has_warpgroups() && l.kv_type.kernel.kv_bytes() == 2,
+    };
     let grid = [n_head_kv as u32, blocks as u32, 1];
-    let mut variant = variant(l, op, &PROMPT, &more);
-    let by_warpgroups = l.card.has_warpgroups() && l.kv_type.kernel.kv_bytes() == 2;
-    variant.constants += &flag("WARPGROUPS", by_warpgroups);
     let mut spec = Spec::new(variant, "prompt_attention_fixed", grid, threads, &params);
     spec.shared = shared as u32;
     Ok(spec)
@@ -284,8 +253,8 @@ fn prompt_stages(l: &Lowering, op: &AttentionOp) -> Option<usize> {
     let room = l
         .card
         .shared_bytes
-        .saturating_sub(PROMPT_STATIC_BYTES + query_bytes(op.kv, PROMPT_WARPS));
-    let most = PROMPT_STAGES[usize::from(l.kv_type.kernel.kv_bytes() == 2)];
+        .saturating_sub(PROMPT_STATIC_BYTES + query_bytes(op.kv, l.shapes.prompt.warps));
+    let most = l.shapes.prompt.pages[usize::from(l.kv_type.kernel.kv_bytes() == 2)];
     let stages = (room / page.max(1)).min(most);
     let heads = op.n_head.is_multiple_of(op.kv.n_head_kv);
     (stages >= 2 && op.kv.head_dim <= PROMPT_DIM && heads).then_some(stages)
@@ -293,14 +262,21 @@ fn prompt_stages(l: &Lowering, op: &AttentionOp) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::lowering::Inputs;
     use super::super::pass::specs;
-    use super::super::tests::{at, blocks, chunk, entries, lowering, step, superblocks, with};
+    use super::super::tests::{
+        at, blocks, chunk, entries, lowering, step, superblocks, table, with,
+    };
     use super::*;
     use crate::backend::cuda::driver::spec::Kind;
     use crate::plan::fuse::Fused;
     use crate::plan::{Op, Plan};
     use crate::quant;
+
+    /// The first launch of a pass that attends.
+    fn attention(l: &Lowering, pass: &Pass) -> Spec {
+        let mut list = specs(l, pass).unwrap().into_iter();
+        list.find(|s| s.kind == Kind::Attention).expect("a kernel")
+    }
 
     #[test]
     fn a_step_of_sequences_stores_the_newest_tokens_where_it_attends() {
@@ -311,22 +287,14 @@ mod tests {
             assert_eq!(entries(&single)[..5], wanted);
             let params: AttentionFixed = single[2].params().unwrap();
             assert_eq!((params.k, params.v), (at("k"), at("v")));
-            let room = l.card.shared_bytes * SINGLE_ROW_SHARED / 100;
+            let room = l.card.shared_bytes * l.shapes.attention.shared / 100;
             assert!(single[2].shared as usize + STATIC_BYTES <= room);
             // Rows of one sequence are stored first, for all of them may be seen.
-            let several = Pass {
-                inputs: Inputs {
-                    state: 0,
-                    ..step(3).inputs
-                },
-                ..step(3)
-            };
-            let several = specs(&l, &several).unwrap();
-            let scatter = entries(&several)
-                .iter()
-                .position(|e| *e == "kv_scatter_fixed");
+            let several = specs(&l, &step(3)).unwrap();
+            let entries = entries(&several);
+            let scatter = entries.iter().position(|e| *e == "kv_scatter_fixed");
             let scatter = scatter.expect("a scatter");
-            assert_eq!(entries(&several)[scatter + 1], "attention_fixed");
+            assert_eq!(entries[scatter + 1], "attention_fixed");
             let params: AttentionFixed = several[scatter + 1].params().unwrap();
             assert_eq!((params.k, params.v), (0, 0));
         }
@@ -334,9 +302,11 @@ mod tests {
 
     #[test]
     fn short_pages_are_taken_by_several_teams() {
+        let table = table().attention;
         let found = |kv_type: &str| {
             let ty = quant::kv_by_name(kv_type).unwrap();
-            [32, 64, 80, 128, 256].map(|dim| teams(page_bytes(ty, dim), ty.kernel.kv_bytes()))
+            [32, 64, 80, 128, 256]
+                .map(|dim| teams(&table, page_bytes(ty, dim), ty.kernel.kv_bytes()))
         };
         assert_eq!(found("I16"), [2, 2, 1, 1, 1]);
         assert_eq!(found(blocks()), [4, 4, 2, 2, 1]);
@@ -345,36 +315,30 @@ mod tests {
     #[test]
     fn a_row_alone_of_long_texts_has_many_teams_where_their_parts_have_room() {
         // A page's keys of a head: 16.5 KiB of two bytes a number, half of one.
+        let table = table().attention;
         for (arch, n_ctx, kv_type, teams) in [
-            ("sm_90", 8192, "I16", SINGLE_ROW_TEAMS),
-            ("sm_90", 8192, blocks(), MANY_TEAMS),
+            ("sm_90", 8192, "I16", table.teams),
+            ("sm_90", 8192, blocks(), table.long_teams),
             ("sm_90", 8191, blocks(), 2),
             ("sm_86", 8192, blocks(), 2),
         ] {
             let mut l = lowering(arch, superblocks(), kv_type, true);
             l.n_ctx = n_ctx;
-            let of_rows = |rows| {
-                let list = specs(&l, &step(rows)).unwrap();
-                let its = list.into_iter().find(|s| s.entry == "attention_fixed");
-                its.expect("a kernel")
-            };
+            let of_rows = |rows| attention(&l, &step(rows));
             let single = of_rows(1);
-            assert_eq!(
-                single.block as usize,
-                teams * TEAM,
-                "{arch} {n_ctx} {kv_type}"
-            );
-            assert!(single.variant.constants.contains("SINGLE_ROW = true"));
+            let threads = teams * TEAM;
+            assert_eq!(single.block as usize, threads, "{arch} {n_ctx} {kv_type}");
+            assert!(single.variant.constants.has("SINGLE_ROW", true));
             let two = of_rows(2);
             assert!(
-                two.block as usize <= 2 * TEAM
-                    && two.variant.constants.contains("SINGLE_ROW = false")
+                two.block as usize <= 2 * TEAM && two.variant.constants.has("SINGLE_ROW", false)
             );
         }
     }
 
     #[test]
     fn a_prompt_has_a_kernel_of_its_own_where_two_pages_fit() {
+        let table = table().prompt;
         for (arch, kv_type, stages) in [
             ("sm_90", "I16", 4),
             ("sm_86", "I16", 2),
@@ -383,9 +347,7 @@ mod tests {
             ("sm_75", blocks(), 0),
         ] {
             let mut l = lowering(arch, superblocks(), kv_type, true);
-            let list = specs(&l, &chunk(512, 1)).unwrap();
-            let its = list.iter().find(|s| s.entry.contains("attention_fixed"));
-            let its = its.expect("a kernel");
+            let its = attention(&l, &chunk(512, 1));
             if stages == 0 {
                 // A row a block, in four launches.
                 assert_eq!((its.entry, its.grid[2]), ("attention_fixed", 128));
@@ -393,11 +355,9 @@ mod tests {
             }
             assert_eq!(its.entry, "prompt_attention_fixed");
             // 4 heads of 512 rows, 128 queries a block, or 64 where that leaves half the SMs idle.
-            for (sms, warps, blocks) in [(31, PROMPT_WARPS, 16), (32, FEW_WARPS, 32)] {
+            for (sms, warps, blocks) in [(31, table.warps, 16), (32, table.few_warps, 32)] {
                 l.card.sm_count = sms;
-                let list = specs(&l, &chunk(512, 1)).unwrap();
-                let its = list.iter().find(|s| s.entry == "prompt_attention_fixed");
-                let its = its.expect("a kernel");
+                let its = attention(&l, &chunk(512, 1));
                 assert_eq!((its.grid, its.block), ([1, blocks, 1], warps as u32 * 32));
                 let kv = l.plan.kv[0];
                 let pages = stages * 2 * part_bytes(&l, kv);
@@ -442,10 +402,8 @@ mod tests {
         let its: Vec<Op> = plan.ops.iter().filter(|op| attends(op)).cloned().collect();
         let of = |l: &Lowering| {
             let list = specs(l, &step(1)).unwrap();
-            let at = list
-                .iter()
-                .position(|s| s.entry == "attention_fixed")
-                .unwrap();
+            let is_its = |s: &Spec| s.entry == "attention_fixed";
+            let at = list.iter().position(is_its).unwrap();
             (at, list[at].params::<AttentionFixed>().unwrap().located)
         };
         assert_eq!(of(&l), (2, 1));
@@ -458,29 +416,26 @@ mod tests {
 
     #[test]
     fn a_window_ends_the_splits_of_a_row() {
-        let attention = |window: usize, pass: &Pass| {
+        let of = |window: usize, pass: &Pass| {
             let mut l = lowering("sm_90", superblocks(), "I16", false);
             for op in &mut l.fused {
                 if let Fused::Single(Op::Attention { window: its, .. }) = op {
                     *its = Some(window);
                 }
             }
-            let list = specs(&l, pass).unwrap();
-            let its = list.into_iter().find(|s| s.kind == Kind::Attention);
-            its.expect("a kernel")
+            attention(&l, pass)
         };
         for (window, shares) in [(1, 1), (66, 3), (193, 4), (194, 5), (512, 9)] {
-            let spec = attention(window, &step(1));
+            let spec = of(window, &step(1));
             let params: AttentionFixed = spec.params().unwrap();
             assert_eq!(params.shares, shares, "{window}");
-            let constant = format!("WINDOW = {window};");
-            assert!(spec.variant.constants.contains(&constant), "{window}");
+            assert!(spec.variant.constants.has("WINDOW", window), "{window}");
             assert_eq!(spec.traffic.total(4096), spec.traffic.total(window as u64));
         }
         // One that no row is longer than is none.
         for pass in [step(1), chunk(512, 1)] {
-            let spec = attention(4096, &pass);
-            assert!(spec.variant.constants.contains("WINDOW = 0;"));
+            let spec = of(4096, &pass);
+            assert!(spec.variant.constants.has("WINDOW", 0));
         }
     }
 }

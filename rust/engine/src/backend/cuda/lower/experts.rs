@@ -1,10 +1,10 @@
 //! Mixture of experts: the launches that route, that group rows by expert and that sum up their outputs;
 //! and the constants of a product by experts.
 
-use super::lowering::{constants, flag, sizes, writes_none_of, Lowering, Pass};
+use super::lowering::{writes_none_of, Lowering, Pass};
 use super::params::{self, Route, CONSTANTS};
 use super::shape::MOST_BLOCK_X;
-use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
+use crate::backend::cuda::driver::source::{constants, shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
 use crate::plan::fuse::{Experts, Fused};
@@ -18,8 +18,7 @@ shared! {
         pub experts: u64,
         /// `[blocks][rows]` u32.
         pub pairs: u64,
-        pub m: u32,
-        pub blocks: u32,
+        pub m: u32, pub blocks: u32,
     }
 
     pub struct Mix = "MixParams" {
@@ -29,12 +28,33 @@ shared! {
         pub routes: u64,
         /// `[m][width]` f32.
         pub out: u64,
-        pub m: u32,
-        pub width: u32,
+        pub m: u32, pub width: u32,
     }
 }
 
 static SOURCE: Source = source!("experts.cu", CONSTANTS, Route, Group, Mix);
+
+constants! {
+    /// What experts.cuh is compiled for.
+    #[derive(Copy)]
+    pub struct ExpertConstants {
+        ranks: uint32_t, n_expert: uint32_t,
+        /// Rows of a block.
+        rows_of_expert: uint32_t,
+        ranked: bool, grouped: bool,
+    }
+
+    /// What route.cuh is compiled for.
+    pub struct RouteConstants with { GATING_SOFTMAX, GATING_SIGMOID, GATING_SELECTED_SOFTMAX } {
+        gating: int, route_experts: uint32_t, route_ranks: uint32_t, biased: bool,
+        renormalize: bool, ranks_scaled: bool, logit_factor_bits: bits,
+    }
+
+    /// experts.cu
+    struct ExpertsVariant in SOURCE {
+        experts: ExpertConstants, route: RouteConstants, adds: bool,
+    }
+}
 
 const THREADS: u32 = 256;
 
@@ -146,34 +166,37 @@ impl Pairs {
             m: (self.count / self.ranks) as u32,
             blocks: self.blocks() as u32,
         };
-        let variant = variant(self.constants(), None, false);
+        let variant = variant(ExpertConstants::of(Some(self)), None, false);
         let threads = group_threads(self.n_expert);
         let mut spec = Spec::new(variant, "group", [1, 1, 1], threads, &params);
         spec.traffic = Traffic::rows(self.count * 8 + self.blocks() * self.rows * 4);
         spec
     }
-
-    /// What experts.cuh is compiled for.
-    pub fn constants(&self) -> String {
-        sizes(&[
-            ("RANKS", self.ranks),
-            ("N_EXPERT", self.n_expert),
-            ("ROWS_OF_EXPERT", self.rows),
-        ]) + &flag("RANKED", self.ranked)
-            + &flag("GROUPED", self.is_grouped)
-    }
 }
 
-/// What experts.cuh is compiled for, with experts or without.
-pub fn constants_of(pairs: Option<&Pairs>) -> String {
-    pairs.map_or_else(
-        || {
-            sizes(&[("RANKS", 0), ("N_EXPERT", 1), ("ROWS_OF_EXPERT", 1)])
-                + &flag("RANKED", false)
-                + &flag("GROUPED", false)
-        },
-        Pairs::constants,
-    )
+impl ExpertConstants {
+    /// Of a product by experts, or of one without.
+    pub fn of(pairs: Option<&Pairs>) -> Self {
+        let none = Self::new(0, 1);
+        pairs.map_or(none, |pairs| Self {
+            ranks: pairs.ranks,
+            n_expert: pairs.n_expert,
+            rows_of_expert: pairs.rows,
+            ranked: pairs.ranked,
+            grouped: pairs.is_grouped,
+        })
+    }
+
+    /// Of a kernel beside products.
+    fn new(ranks: usize, n_expert: usize) -> Self {
+        Self {
+            ranks,
+            n_expert,
+            rows_of_expert: 1,
+            ranked: false,
+            grouped: false,
+        }
+    }
 }
 
 /// Where a kernel finds the experts of its rows.
@@ -181,43 +204,34 @@ pub fn address_of(pairs: Option<&Pairs>) -> params::Experts {
     pairs.map_or_else(bytemuck::Zeroable::zeroed, |pairs| pairs.at)
 }
 
-fn variant(experts: String, route: Option<(&Plan, &RouteOp)>, adds: bool) -> Variant {
-    let text = experts + &route_constants(route) + &flag("ADDS", adds);
-    Variant::new(&SOURCE, text)
+fn variant(experts: ExpertConstants, route: Option<(&Plan, &RouteOp)>, adds: bool) -> Variant {
+    ExpertsVariant {
+        experts,
+        route: RouteConstants::of(route),
+        adds,
+    }
+    .into()
 }
 
-/// What route.cuh is compiled for, where experts are chosen and where none are.
-pub fn route_constants(route: Option<(&Plan, &RouteOp)>) -> String {
-    let gating = match route.map(|(_, op)| op.gating) {
-        None | Some(Gating::Softmax) => 0,
-        Some(Gating::Sigmoid) => 1,
-        Some(Gating::SelectedSoftmax) => 2,
-    };
-    let of = |f: fn(&Plan, &RouteOp) -> usize| route.map_or(1, |(plan, op)| f(plan, op));
-    let is = |f: fn(&RouteOp) -> bool| route.is_some_and(|(_, op)| f(op));
-    String::from("enum { GATING_SOFTMAX, GATING_SIGMOID, GATING_SELECTED_SOFTMAX };\n")
-        + &constants(&[("GATING", gating)])
-        + &sizes(&[
-            ("ROUTE_EXPERTS", of(|plan, op| plan.buffer(op.logits).width)),
-            ("ROUTE_RANKS", of(|plan, op| ranks(plan, op.out))),
-        ])
-        + &flag("BIASED", is(|op| op.bias.is_some()))
-        + &flag("RENORMALIZE", is(|op| op.renormalize))
-        + &flag("RANKS_SCALED", is(|op| op.scales.is_some()))
-        + &format!(
-            "constexpr uint32_t LOGIT_FACTOR_BITS = {}u;\n",
-            route.map_or(1.0, |(_, op)| op.factor).to_bits()
-        )
-}
-
-/// What the kernels beside products are compiled for.
-fn experts(ranks: usize, n_expert: usize) -> String {
-    sizes(&[
-        ("RANKS", ranks),
-        ("N_EXPERT", n_expert),
-        ("ROWS_OF_EXPERT", 1),
-    ]) + &flag("RANKED", false)
-        + &flag("GROUPED", false)
+impl RouteConstants {
+    /// Where experts are chosen, and where none are.
+    pub fn of(route: Option<(&Plan, &RouteOp)>) -> Self {
+        let gating = match route.map(|(_, op)| op.gating) {
+            None | Some(Gating::Softmax) => 0,
+            Some(Gating::Sigmoid) => 1,
+            Some(Gating::SelectedSoftmax) => 2,
+        };
+        let is = |f: fn(&RouteOp) -> bool| route.is_some_and(|(_, op)| f(op));
+        Self {
+            gating,
+            route_experts: route.map_or(1, |(plan, op)| plan.buffer(op.logits).width),
+            route_ranks: route.map_or(1, |(plan, op)| ranks(plan, op.out)),
+            biased: is(|op| op.bias.is_some()),
+            renormalize: is(|op| op.renormalize),
+            ranks_scaled: is(|op| op.scales.is_some()),
+            logit_factor_bits: route.map_or(1.0, |(_, op)| op.factor),
+        }
+    }
 }
 
 /// How a router's logits become routes.
@@ -286,7 +300,7 @@ impl RouteOp {
 /// The launch that chooses experts.
 pub fn route(l: &Lowering, op: &RouteOp, pass: &Pass) -> Result<Spec> {
     let m = l.rows_of(op.logits, pass);
-    let experts = experts(ranks(&l.plan, op.out), l.plan.buffer(op.logits).width);
+    let experts = ExpertConstants::new(ranks(&l.plan, op.out), l.plan.buffer(op.logits).width);
     let variant = variant(experts, Some((&l.plan, op)), false);
     // A warp a row; few rows still are blocks of their own.
     let warps = m.clamp(1, THREADS as usize / 32);
@@ -371,7 +385,11 @@ pub fn mix(l: &Lowering, op: MixOp, pass: &Pass) -> Spec {
         m: m as u32,
         width: width as u32,
     };
-    let variant = variant(experts(ranks(&l.plan, op.routes), 1), None, op.adds);
+    let variant = variant(
+        ExpertConstants::new(ranks(&l.plan, op.routes), 1),
+        None,
+        op.adds,
+    );
     let n = (m * width) as u64;
     let blocks = n.div_ceil(u64::from(THREADS)).clamp(1, MOST_BLOCKS);
     let mut spec = Spec::new(variant, "mix", [blocks as u32, 1, 1], THREADS, &params);

@@ -1,9 +1,10 @@
 //! Gates before a product: fused into the product of one row, where each block applies the gate to x as it
 //! loads it; launches of their own for several rows.
 
-use super::lowering::{constants, sizes, Lowering, Pass};
+use super::lowering::{Lowering, Pass};
 use super::params::Gated;
 use super::{norm, rowwise};
+use crate::backend::cuda::driver::source::constants;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::fuse::Fused;
@@ -11,6 +12,13 @@ use crate::plan::{BufferId, Norm, Op};
 
 /// Widest groups that are normalized on the way: a warp has 256 values at a time.
 const MOST_GROUP: usize = 256;
+
+constants! {
+    /// What a product of one row is compiled for.
+    pub struct GateConstants with { UNGATED, ONE_GATE, GATE_EACH, NORM_GATE } {
+        gate: int, gate_group: uint32_t,
+    }
+}
 
 /// The gate that an op of the fused list is, and what it lets through.
 #[derive(Debug, Clone, Copy)]
@@ -94,7 +102,7 @@ impl Gate {
     }
 
     /// What it is compiled for.
-    pub fn constants(this: Option<&Self>, l: &Lowering) -> String {
+    pub fn constants(this: Option<&Self>, l: &Lowering) -> GateConstants {
         let kind = match this {
             None => 0,
             Some(gate) if gate.norm.is_some() => 3,
@@ -104,8 +112,9 @@ impl Gate {
         let group = this
             .and_then(|gate| gate.norm)
             .map_or(1, |(_, group)| group);
-        String::from("enum { UNGATED, ONE_GATE, GATE_EACH, NORM_GATE };\n")
-            + &constants(&[("GATE", kind)])
-            + &sizes(&[("GATE_GROUP", group)])
+        GateConstants {
+            gate: kind,
+            gate_group: group,
+        }
     }
 }

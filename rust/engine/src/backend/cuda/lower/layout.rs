@@ -4,8 +4,8 @@
 use std::collections::HashSet;
 
 use super::params::{Repack, CONSTANTS};
-use super::shape::{segments, superblocks, TILE_ROWS};
-use crate::backend::cuda::driver::source::{source, Source, Variant};
+use super::shape::{superblocks, Segments, TILE_ROWS};
+use crate::backend::cuda::driver::source::{constants, source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
 use crate::plan::fuse::{Epilogue, Fused, Part, RowSlice};
@@ -14,6 +14,13 @@ use crate::plan::{Plan, RopeStyle, WeightId};
 use crate::quant::QuantType;
 
 static SOURCE: Source = source!("repack.cu", CONSTANTS, Repack);
+
+constants! {
+    /// repack.cu
+    struct RepackVariant in SOURCE {
+        types: Segments,
+    }
+}
 
 /// Warps of a block of the repack kernel.
 const REPACK_WARPS: u32 = 8;
@@ -240,7 +247,10 @@ pub fn arrangement(
 
 /// The kernel that rewrites rows of type `ty`.
 pub fn repack_variant(ty: &'static QuantType) -> Variant {
-    Variant::new(&SOURCE, segments(&[ty]))
+    RepackVariant {
+        types: Segments(vec![ty]),
+    }
+    .into()
 }
 
 impl Matrix {

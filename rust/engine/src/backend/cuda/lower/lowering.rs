@@ -1,12 +1,12 @@
 //! The inputs of lowering: plan, card, addresses, and the pass.
 
 use std::collections::HashMap;
-use std::fmt::Write;
 use std::sync::Arc;
 
 use super::layout::Order;
 use super::params::KvView;
 use super::shape::TILE_ROWS;
+use super::shapes::Shapes;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::plan::fuse::{Epilogue, Fused, Part};
@@ -20,6 +20,8 @@ pub struct Lowering {
     pub plan: Arc<Plan>,
     pub fused: Vec<Fused>,
     pub card: DeviceInfo,
+    /// What is fastest on it.
+    pub shapes: Shapes,
     /// Encoding of keys and values.
     pub kv_type: &'static QuantType,
     /// Sequences at a time, and tokens that each may have.
@@ -212,25 +214,4 @@ pub fn writes_none_of(parts: &[Part], epilogue: &Epilogue, read: &[BufferId]) ->
             parts.iter().all(|part| !read.contains(&part.out))
         }
     }
-}
-
-/// Lines of `variant.cuh`.
-pub fn constants(list: &[(&str, usize)]) -> String {
-    list.iter().fold(String::new(), |mut text, (name, value)| {
-        let _ = writeln!(text, "constexpr int {name} = {value};");
-        text
-    })
-}
-
-/// The same of unsigned numbers: sizes and counts of threads.
-pub fn sizes(list: &[(&str, usize)]) -> String {
-    list.iter().fold(String::new(), |mut text, (name, value)| {
-        let _ = writeln!(text, "constexpr uint32_t {name} = {value};");
-        text
-    })
-}
-
-/// The line of a fact that is or is not so.
-pub fn flag(name: &str, is_so: bool) -> String {
-    format!("constexpr bool {name} = {is_so};\n")
 }

@@ -1,15 +1,17 @@
 //! Several rows of activations times weights that are small integers, a batch's step or a prompt:
 //! activations are split into integers, then multiplied on tensor cores.
 
-use super::experts::{address_of, constants_of, ranks, Pairs};
-use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::experts::{address_of, ranks, ExpertConstants, Pairs};
+use super::fit::fit;
+use super::lowering::{Lowering, Pass};
 use super::overflow::overflows;
 use super::params::{self, MatMul, Overflows, QkvRotation, Segment, Split, CONSTANTS};
-use super::product::{Op, Product};
-use super::shape::{largest_tile, segments, superblocks, MOST_BLOCK_X, TILE_ROWS};
+use super::product::{EpilogueConstants, Op, Product};
+use super::shape::{largest_tile, superblocks, Segments, MOST_BLOCK_ROWS, MOST_BLOCK_X, TILE_ROWS};
+use super::shapes::{self, Block};
 use super::x_tile::{XTile, X_TILE_ROWS};
 use crate::backend::cuda::driver::info::DeviceInfo;
-use crate::backend::cuda::driver::source::{source, Source, Variant};
+use crate::backend::cuda::driver::source::{constants, source, Source};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
 use crate::plan::fuse::{Experts, Fused};
@@ -18,14 +20,42 @@ use crate::plan::{Plan, Weight};
 use crate::quant::QuantType;
 
 static SPLIT: Source = source!("split.cu", CONSTANTS, Split, Overflows, params::Experts);
-static SOURCE: Source = source!(
-    "matmul.cu",
-    CONSTANTS,
-    MatMul,
-    Segment,
-    QkvRotation,
-    params::Experts
-);
+static SOURCE: Source = source! {
+    "matmul.cu", CONSTANTS, MatMul, Segment, QkvRotation, params::Experts
+};
+
+constants! {
+    /// split.cu, and what matmul.cu has of it.
+    #[derive(Copy)]
+    struct SplitVariant in SPLIT {
+        n_in: int, norm: bool, tile: XTile, experts: ExpertConstants,
+    }
+
+    /// How a block takes the product: no bit of its sums depends on it.
+    #[derive(Copy, Eq, Default)]
+    struct Tiles {
+        /// Tiles of weights and of x a warp, and stages of them in flight.
+        w_tiles: int, n_tiles: int, ring: int,
+        /// Whether sums of a row's parts are in registers, and not in shared memory.
+        keeps_total: bool,
+        /// Warps side by side over rows of weights, and over rows of x.
+        warps_r: uint32_t, warps_n: uint32_t,
+        /// Over how many blocks the columns are split.
+        splits: uint32_t,
+        /// Threads that copy weights; the others copy x.
+        copy_weights: uint32_t,
+        /// Blocks that share an SM.
+        min_blocks: uint32_t,
+        shared_bytes: uint32_t,
+        /// Bytes of a tile of weights and of one of x.
+        w_bytes: usize, x_bytes: usize,
+    }
+
+    /// matmul.cu
+    struct MatMulVariant in SOURCE {
+        split: SplitVariant, tiles: Tiles, types: Segments, epilogue: EpilogueConstants,
+    }
+}
 
 /// Threads of the block that makes a tile of activations.
 const SPLIT_THREADS: u32 = 256;
@@ -35,24 +65,11 @@ const SPLIT_THREADS: u32 = 256;
 const MOST_SPLIT_ROWS: usize = 64;
 const MOST_SPLIT_OUT: usize = 8192;
 
-/// Most rows of weights of a block.
-const MOST_BLOCK_ROWS: usize = 256;
-
-/// Warps over rows of weights and over rows of x, tiles of both a warp, and blocks an SM, of the shape
-/// that fits every card.
-const SMALLEST: (usize, usize, usize, usize, usize) = (2, 1, 1, 1, 1);
+/// The blocks that fit every card.
+const SMALLEST: Block = [2, 1, 1, 1, 1];
 
 /// Shared memory of a block beside the dynamic: factors of the norm, barriers.
 const STATIC_BYTES: usize = 1 << 10;
-
-/// As these, of warpgroups for 64 rows at once. Of up to 64 rows only where a block goes through more
-/// superblocks than these. (us of 64 rows on an H200, by 32 and by 64: an 8B's gate and up 96 and 91, down
-/// 61 and 53, q, k and v 40 and 42, output 24 and 27, head 503 and 434.)
-const ROWS_64: (usize, usize, usize, usize, usize) = (8, 1, 1, 8, 1);
-const FEW_SUPERBLOCKS: usize = 4;
-
-/// Stages of the ring at most.
-const MOST_STAGES: usize = 4;
 
 /// Parts of a row of `n_in` columns.
 fn n_parts(n_in: usize) -> usize {
@@ -60,7 +77,7 @@ fn n_parts(n_in: usize) -> usize {
 }
 
 /// Bytes of the activations of one product, and of its parts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProductBytes {
     pub tiles: usize,
     pub squares: usize,
@@ -71,12 +88,7 @@ pub struct ProductBytes {
 impl ProductBytes {
     /// For passes of up to `rows` rows.
     pub fn new(plan: &Plan, fused: &[Fused], rows: usize) -> Self {
-        let mut bytes = Self {
-            tiles: 0,
-            squares: 0,
-            sums: 0,
-            tickets: 0,
-        };
+        let mut bytes = Self::default();
         // Of the shapes with the most rows of each.
         let rows = rows.next_multiple_of(MOST_SPLIT_ROWS);
         for op in fused {
@@ -87,9 +99,8 @@ impl ProductBytes {
             let n_in = first.n_in;
             let rows = experts.map_or(rows, |experts| most_pairs(plan, experts, first, rows));
             let n_sb = superblocks(n_in);
-            bytes.tiles = bytes
-                .tiles
-                .max(n_sb * (rows / X_TILE_ROWS) * XTile::MOST_BYTES);
+            let tiles = n_sb * (rows / X_TILE_ROWS) * XTile::MOST_BYTES;
+            bytes.tiles = bytes.tiles.max(tiles);
             bytes.squares = bytes.squares.max(rows * n_sb * 4);
             let out = parts.iter().map(|part| plan.weight(part.weight).n_out);
             if experts.is_none() && out.clone().sum::<usize>() <= MOST_SPLIT_OUT {
@@ -124,68 +135,63 @@ struct Weights<'a> {
     may_split: bool,
 }
 
-/// Everything the kernel is compiled for but its epilogue. No bit of its sums depends on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Shape {
-    /// Warps side by side over rows of weights, and over rows of x.
-    warps_r: usize,
-    warps_n: usize,
-    /// Tiles of weights and of x a warp.
-    w_tiles: usize,
-    n_tiles: usize,
-    /// Blocks that share an SM.
-    blocks: usize,
-    ring: usize,
-    /// Over how many blocks the columns are split.
-    splits: usize,
-    /// Whether sums of a row's parts are in registers, and not in shared memory.
-    keeps_total: bool,
-    w_tile: usize,
-    tile: XTile,
-}
+impl Tiles {
+    /// The same with so many tiles between two barriers, and so many in flight.
+    fn with(self, _: usize, ring: usize) -> Self {
+        let mut tiles = Self { ring, ..self };
+        tiles.shared_bytes = tiles.bytes();
+        tiles
+    }
 
-impl Shape {
     /// For `m` rows of `n_in` columns and matrices of so many tiles: of those that fit, the first that
-    /// gives the busiest SM the least, for that one ends last.
-    fn new(m: usize, n_in: usize, of: &Weights<'_>, card: &DeviceInfo) -> Self {
+    /// gives the busiest SM the least, for that one ends last. And the tiles of x.
+    fn new(
+        table: &shapes::MatMul,
+        m: usize,
+        n_in: usize,
+        of: &Weights<'_>,
+        card: &DeviceInfo,
+    ) -> (Self, XTile) {
         let sms = card.sm_count as usize;
-        let shape = |warpgroups, (warps_r, warps_n, w_tiles, n_tiles, blocks)| {
+        let [by_warps, by_warpgroups] = [false, true].map(|is| XTile::new(of.types, is));
+        let shape = |tile: XTile, block: &Block| {
+            let [warps_r, warps_n, w_tiles, n_tiles, min_blocks] = *block;
             let one = Self {
-                warps_r,
-                warps_n,
                 w_tiles,
                 n_tiles,
-                blocks,
-                ring: 2,
+                warps_r,
+                warps_n,
                 splits: 1,
-                keeps_total: false,
-                w_tile: largest_tile(of.types),
-                tile: XTile::new(of.types, warpgroups),
+                min_blocks,
+                w_bytes: largest_tile(of.types),
+                x_bytes: tile.bytes(),
+                ..Self::default()
             };
             let splits = match of.may_split {
                 true => one.splits(m, n_in, of.tiles, sms),
                 false => 1,
             };
-            Self { splits, ..one }
-        };
-        let fits = |s: &Self| (s.shared_bytes() + STATIC_BYTES) * s.blocks <= card.shared_bytes;
-        // The fastest on an H200 (whole steps of a 1B and an 8B, prompts of 512).
-        let is_long = || superblocks(n_in) > FEW_SUPERBLOCKS * shape(true, ROWS_64).splits;
-        let by_warpgroups: &[_] = match m {
-            _ if !card.has_warpgroups() => &[],
-            0..=8 => &[],
-            9..=16 => &[(8, 1, 1, 2, 2)],
-            17..=64 if m <= 32 || !is_long() => {
-                &[(16, 1, 1, 4, 1), (12, 1, 1, 4, 1), (8, 1, 1, 4, 1)]
+            let copy_weights = one.copy_weights();
+            Self {
+                splits,
+                copy_weights,
+                ..one
             }
-            _ => &[ROWS_64, (16, 1, 1, 4, 1), (8, 1, 1, 4, 1)],
+            .with(1, 2)
         };
-        let by_warps = match m {
-            0..=8 => (8, 1, 1, 1, 2),
-            9..=16 => (4, 1, 2, 2, 1),
-            17..=32 => (4, 2, 2, 2, 1),
-            33..=64 => (2, 4, 2, 2, 1),
-            _ => (2, 2, 2, 2, 2),
+        let fits = |s: &Self| (s.shared_bytes + STATIC_BYTES) * s.min_blocks <= card.shared_bytes;
+        let of_warpgroups = |rows| table.warpgroups.of(rows);
+        let prompts = of_warpgroups(usize::MAX);
+        let is_long = || {
+            let splits = prompts
+                .first()
+                .map_or(1, |s| shape(by_warpgroups, s).splits);
+            superblocks(n_in) > table.short_superblocks * splits
+        };
+        let blocks = match m {
+            _ if m <= X_TILE_ROWS || !card.has_warpgroups() => &[],
+            _ if m > table.short_rows && is_long() => prompts,
+            _ => of_warpgroups(m),
         };
         // The 128 registers of 16 warps are too few to add up parts from memory.
         let roomy = |s: &Self| s.threads() < 512 || s.splits == 1;
@@ -194,34 +200,36 @@ impl Shape {
             keeps_total: s.threads() <= 256 && s.splits == 1 && !fits(&s),
             ..s
         };
-        let by_warpgroups = by_warpgroups.iter().map(|s| keeps(shape(true, *s)));
-        let best = by_warpgroups
+        let shapes = blocks
+            .iter()
+            .map(|s| keeps(shape(by_warpgroups, s)).with(1, 2));
+        let best = shapes
             .filter(|s| roomy(s) && fits(s))
             .min_by_key(|s| s.work_of_busiest(m, of.tiles, sms));
+        let tile = if best.is_some() {
+            by_warpgroups
+        } else {
+            by_warps
+        };
         let mut best = best.unwrap_or_else(|| {
             // Where the first does not fit: the others read x or weights more often.
-            let smaller = [(4, 1, 2, 2, 1), (4, 1, 1, 1, 1), SMALLEST];
-            let smaller = smaller.into_iter().skip(usize::from(m <= X_TILE_ROWS));
-            let mut shapes = [by_warps].into_iter().chain(smaller);
-            let best = shapes.find_map(|s| Some(shape(false, s)).filter(fits));
-            best.unwrap_or(shape(false, SMALLEST))
+            let smaller = table.smaller.iter().chain([&SMALLEST]);
+            let smaller = smaller.skip(usize::from(m <= X_TILE_ROWS));
+            let blocks = table.warps.of(m).iter().chain(smaller);
+            let best = blocks.map(|s| shape(by_warps, s)).find(fits);
+            best.unwrap_or(shape(by_warps, &SMALLEST))
         });
         // Two blocks an SM of half the size start and end sooner than one.
         if m <= X_TILE_ROWS && best.all_blocks(m, of.tiles) <= sms {
-            let halved = shape(false, (4, 1, 1, 1, 4));
+            let halved = shape(by_warps, &table.halved);
             if fits(&halved) {
                 best = halved;
             }
         }
-        for ring in 3..=MOST_STAGES {
-            let more = Self { ring, ..best };
-            if fits(&more) {
-                best = more;
-            }
-        }
+        let best = fit([best], |_| 1, table.ring, Self::with, fits).unwrap_or(best);
         debug_assert!(best.block_x() * X_TILE_ROWS <= MOST_BLOCK_X);
         debug_assert!(best.block_tiles() * TILE_ROWS <= MOST_BLOCK_ROWS);
-        best
+        (best, tile)
     }
 
     fn all_blocks(&self, m: usize, tiles: &[usize]) -> usize {
@@ -242,7 +250,7 @@ impl Shape {
         let blocks = self.groups(tiles) * self.x_blocks(m);
         let most = n_parts(n_in);
         // About as many blocks as the card holds at once.
-        let room = self.blocks * sms * 3 / 2;
+        let room = self.min_blocks * sms * 3 / 2;
         let fill = |s: &usize| *s <= most && blocks * s <= room;
         [8, 4, 2].into_iter().find(fill).unwrap_or(1)
     }
@@ -269,38 +277,26 @@ impl Shape {
         m.div_ceil(self.block_x() * X_TILE_ROWS)
     }
 
-    /// Dynamic shared memory, as the kernel lays it out.
-    fn shared_bytes(&self) -> usize {
-        let sums = self.threads() * self.w_tiles * self.n_tiles * 16;
-        let stage = self.block_tiles() * self.w_tile + self.block_x() * self.tile.bytes();
-        let in_shared = self.splits == 1 && !self.keeps_total;
-        self.ring * stage + if in_shared { sums } else { 0 }
+    /// Bytes of weights and of x of a stage.
+    fn stage(&self) -> (usize, usize) {
+        (
+            self.block_tiles() * self.w_bytes,
+            self.block_x() * self.x_bytes,
+        )
     }
 
-    /// Threads that copy weights; the others copy x.
+    /// Dynamic shared memory, as the kernel lays it out.
+    fn bytes(&self) -> usize {
+        let (weights, x) = self.stage();
+        let sums = self.threads() * self.w_tiles * self.n_tiles * 16;
+        let in_shared = self.splits == 1 && !self.keeps_total;
+        self.ring * (weights + x) + if in_shared { sums } else { 0 }
+    }
+
     fn copy_weights(&self) -> usize {
-        let (weights, x) = (
-            self.block_tiles() * self.w_tile,
-            self.block_x() * self.tile.bytes(),
-        );
+        let (weights, x) = self.stage();
         let share = self.threads() * weights / (weights + x);
         (share / 32 * 32).clamp(32, self.threads() - 32)
-    }
-
-    fn constants(&self) -> String {
-        constants(&[
-            ("W_TILES", self.w_tiles),
-            ("N_TILES", self.n_tiles),
-            ("RING", self.ring),
-        ]) + &flag("KEEPS_TOTAL", self.keeps_total)
-            + &sizes(&[
-                ("WARPS_R", self.warps_r),
-                ("WARPS_N", self.warps_n),
-                ("SPLITS", self.splits),
-                ("COPY_WEIGHTS", self.copy_weights()),
-                ("MIN_BLOCKS", self.blocks),
-                ("SHARED_BYTES", self.shared_bytes()),
-            ])
     }
 }
 
@@ -322,15 +318,17 @@ pub fn specs(
     };
     // By experts: for as many rows as each has, if all are chosen alike.
     let expected = pairs.map_or(m, |pairs| pairs.count.div_ceil(pairs.n_expert));
-    let shape = Shape::new(expected, n_in, &weights, &l.card);
+    let (shape, tile) = Tiles::new(&l.shapes.matmul, expected, n_in, &weights, &l.card);
     let pairs = pairs.map(|pairs| pairs.grouped(l, shape.block_x() * X_TILE_ROWS));
     let x_blocks = pairs.map_or(shape.x_blocks(m), |pairs| pairs.blocks());
     let n_tiles = x_blocks * shape.block_x();
     let m = pairs.map_or(m, |_| n_tiles * X_TILE_ROWS);
-    let common = constants(&[("N_IN", n_in)])
-        + &flag("NORM", op.norm.is_some())
-        + &shape.tile.constants()
-        + &constants_of(pairs.as_ref());
+    let common = SplitVariant {
+        n_in,
+        norm: op.norm.is_some(),
+        tile,
+        experts: ExpertConstants::of(pairs.as_ref()),
+    };
 
     let split = Split {
         x: l.source(op.x, pass),
@@ -342,16 +340,17 @@ pub fn specs(
         m: m as u32,
         unused: 0,
     };
-    let variant = Variant::new(&SPLIT, common.clone());
     let grid = [superblocks(n_in) as u32, n_tiles as u32, 1];
-    let mut split_spec = Spec::new(variant, "split", grid, SPLIT_THREADS, &split);
-    let written = superblocks(n_in) * n_tiles * shape.tile.bytes();
+    let mut split_spec = Spec::new(common, "split", grid, SPLIT_THREADS, &split);
+    let written = superblocks(n_in) * n_tiles * tile.bytes();
     split_spec.traffic = Traffic::rows(m * n_in * 4 + written);
 
-    let variant = Variant::new(
-        &SOURCE,
-        common + &shape.constants() + &segments(&product.types) + &product.constants,
-    );
+    let variant = MatMulVariant {
+        split: common,
+        tiles: shape,
+        types: Segments(product.types.clone()),
+        epilogue: product.constants.clone(),
+    };
     let params = MatMul {
         segment: product.segment,
         tiles: split.tiles,
@@ -371,7 +370,7 @@ pub fn specs(
         shape.splits as u32,
     ];
     let mut spec = Spec::new(variant, "matmul", grid, shape.threads() as u32, &params);
-    spec.shared = shape.shared_bytes() as u32;
+    spec.shared = shape.shared_bytes as u32;
     product.describe(&mut spec, "matmul", m, n_in);
     let group = pairs.map(|pairs| pairs.group());
     Ok(group.into_iter().chain([split_spec, spec]).collect())
@@ -379,8 +378,24 @@ pub fn specs(
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::table;
     use super::*;
     use crate::quant;
+
+    fn fit(
+        m: usize,
+        n_in: usize,
+        ty: &'static QuantType,
+        tiles: &[usize],
+        card: &DeviceInfo,
+    ) -> (Tiles, XTile) {
+        let weights = Weights {
+            types: &[ty],
+            tiles,
+            may_split: true,
+        };
+        Tiles::new(&table().matmul, m, n_in, &weights, card)
+    }
 
     fn card(arch: &str) -> DeviceInfo {
         DeviceInfo::of_arch(arch, 132).unwrap()
@@ -393,20 +408,14 @@ mod tests {
                 let card = card(arch);
                 for n_in in [32, 576, 4096, 14336] {
                     for m in [2, 8, 9, 16, 17, 64, 65, 512] {
-                        let tiles = [36, 4];
-                        let weights = Weights {
-                            types: &[ty],
-                            tiles: &tiles,
-                            may_split: true,
-                        };
-                        let shape = Shape::new(m, n_in, &weights, &card);
-                        let bytes = shape.shared_bytes() + STATIC_BYTES;
-                        assert!(bytes * shape.blocks <= card.shared_bytes, "{shape:?}");
+                        let (shape, tile) = fit(m, n_in, ty, &[36, 4], &card);
+                        let bytes = shape.bytes() + STATIC_BYTES;
+                        assert!(bytes * shape.min_blocks <= card.shared_bytes, "{shape:?}");
                         assert!(shape.splits <= n_parts(n_in), "{shape:?}");
-                        assert!(shape.threads() * shape.blocks <= 1024, "{shape:?}");
+                        assert!(shape.threads() * shape.min_blocks <= 1024, "{shape:?}");
                         assert!(shape.block_tiles() * TILE_ROWS <= MOST_BLOCK_ROWS);
                         let by_warpgroups = arch == "sm_90" && m > X_TILE_ROWS;
-                        assert_eq!(shape.tile.is_for_warpgroups(), by_warpgroups, "{arch} {m}");
+                        assert_eq!(tile.is_for_warpgroups(), by_warpgroups, "{arch} {m}");
                     }
                 }
             }
@@ -415,14 +424,7 @@ mod tests {
 
     #[test]
     fn warpgroups_take_64_rows_at_once_where_blocks_are_long() {
-        let shape = |m, n_in, tiles, ty| {
-            let weights = Weights {
-                types: &[ty],
-                tiles: &[tiles],
-                may_split: true,
-            };
-            Shape::new(m, n_in, &weights, &card("sm_90"))
-        };
+        let shape = |m, n_in, tiles, ty| fit(m, n_in, ty, &[tiles], &card("sm_90")).0;
         let integers = quant::TYPES.iter().filter(|t| t.integers);
         let narrow = integers.clone().min_by_key(|t| largest_tile(&[t])).unwrap();
         let rows = |m, n_in, tiles| shape(m, n_in, tiles, narrow).block_x() * X_TILE_ROWS;
@@ -447,12 +449,7 @@ mod tests {
         let mut uneven = 0;
         for ((card, outs), m) in cases.flat_map(|case| (2..=64).map(move |m| (case, m))) {
             let tiles = outs.map(|n: usize| n.div_ceil(TILE_ROWS));
-            let weights = Weights {
-                types: &[ty],
-                tiles: &tiles,
-                may_split: true,
-            };
-            let shape = Shape::new(m, 2048, &weights, card);
+            let (shape, _) = fit(m, 2048, ty, &tiles, card);
             let (groups, x_blocks) = (shape.groups(&tiles), shape.x_blocks(m));
             let block = shape.block_tiles() * TILE_ROWS;
             let padded: usize = outs.into_iter().map(most_padded).sum();
@@ -485,13 +482,7 @@ mod tests {
             (8, 4096, 28672, 128, 1),
             (8, 2048, 16384, 64, 1),
         ] {
-            let tiles = [n_out / TILE_ROWS];
-            let weights = Weights {
-                types: &[ty],
-                tiles: &tiles,
-                may_split: true,
-            };
-            let shape = Shape::new(m, n_in, &weights, &card);
+            let (shape, _) = fit(m, n_in, ty, &[n_out / TILE_ROWS], &card);
             let seen = (shape.block_tiles() * TILE_ROWS, shape.splits);
             assert_eq!(seen, (rows, splits), "{m} rows, {n_in} x {n_out}");
         }

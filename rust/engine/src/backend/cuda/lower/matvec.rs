@@ -1,14 +1,16 @@
 //! One row of activations times weights that are small integers: the kernel that decode is made of.
 
-use super::experts::{address_of, constants_of, route_constants, Pairs, MOST_RANKS};
-use super::gate::Gate;
-use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::experts::{address_of, ExpertConstants, Pairs, RouteConstants, MOST_RANKS};
+use super::fit::fit;
+use super::gate::{Gate, GateConstants};
+use super::lowering::{Lowering, Pass};
 use super::overflow::overflows;
 use super::params::{self, MatVec, Overflows, QkvRotation, Route, Segment, CONSTANTS};
 use super::pass_fusion::PassFusion;
-use super::product::{Op, Product};
-use super::shape::{largest_tile, minimums, segments, superblocks, MOST_TICKETS, TILE_ROWS};
-use crate::backend::cuda::driver::source::{source, Source, Variant};
+use super::product::{EpilogueConstants, Op, Product};
+use super::shape::{largest_tile, minimums, superblocks, Segments, MOST_TICKETS, TILE_ROWS};
+use super::shapes;
+use crate::backend::cuda::driver::source::{constants, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::plan::{
@@ -17,18 +19,43 @@ use crate::plan::{
 };
 use crate::quant::QuantType;
 
-static SOURCE: Source = source!(
-    "matvec.cu",
-    CONSTANTS,
-    MatVec,
-    Segment,
-    QkvRotation,
-    Overflows,
-    params::Experts,
-    params::SharedExpert,
-    params::Gated,
-    Route
-);
+static SOURCE: Source = source! {
+    "matvec.cu", CONSTANTS, MatVec, Segment, QkvRotation, Overflows, params::Experts,
+    params::SharedExpert, params::Gated, Route
+};
+
+constants! {
+    /// How a block takes the product: no bit of its sums depends on it.
+    #[derive(Copy, Eq, Default)]
+    struct Tiles {
+        n_in: int,
+        /// Sums of a superblock of x for minimums: there is room for eight where no type has any.
+        minimums: int,
+        /// Warps that share a row; and groups of them, each with tiles of its own.
+        warps_k: uint32_t, warps_r: uint32_t,
+        /// Tiles in flight a warp, and those that are asked for before x.
+        ring: uint32_t, ahead: uint32_t,
+        /// Tiles of a group between two barriers; and sets of sums: one is written while the other is read.
+        round: uint32_t, sets: uint32_t,
+        shared_bytes: uint32_t,
+        /// Whether columns of x stay in registers from tile to tile.
+        holds_columns: bool,
+        /// Superblocks of the rows of x, behind each other: of all experts, where a block sums up what they give.
+        n_sb: usize,
+        /// Forms of x, and bytes of the largest tile.
+        forms: usize, stage: usize,
+        /// Of the product, and the multiprocessors that share them.
+        tiles: usize, sms: usize,
+    }
+
+    /// matvec.cu
+    struct MatVecVariant in SOURCE {
+        tiles: Tiles,
+        norm: bool, chooses: bool, mixes: bool, chained: bool, shares: bool, adds: bool,
+        types: Segments, experts: ExpertConstants, gate: GateConstants, route: RouteConstants,
+        epilogue: EpilogueConstants,
+    }
+}
 
 /// Bytes of a superblock of x in shared memory, as the kernel lays it out, in so many forms and with so many
 /// sums for minimums.
@@ -49,127 +76,73 @@ const OTHER_STATIC_BYTES: usize = 128;
 /// Bytes of the sums of a superblock of a tile.
 const P_SB_BYTES: usize = (4 * TILE_ROWS + 4) * 4;
 
-/// Warps of a block: four a scheduler hide each other's latencies. (With 8, so that two blocks fit an
-/// SM, 8B made 437 instead of 527 tokens per second on an H200, 1B 1,768 instead of 2,036.)
-const WARPS: usize = 16;
+impl Tiles {
+    /// The same with so many tiles between two barriers, and so many in flight.
+    fn with(self, round: usize, ring: usize) -> Self {
+        let mut tiles = Self {
+            round,
+            ring,
+            ahead: self.ahead.min(ring),
+            sets: 1 + usize::from(round * self.sms * self.warps_r < self.tiles),
+            ..self
+        };
+        tiles.shared_bytes = tiles.bytes();
+        tiles
+    }
 
-/// Warps of a block at most, where a few more than `WARPS` have a superblock each. (27B, of twenty: 6,792 ->
-/// 6,556 us a step on an H200.)
-const MOST_WARPS: usize = 20;
-
-/// Tiles of a group of warps between two barriers, and most tiles in flight a warp.
-const ROUND: usize = 4;
-const MOST_TILES: usize = 8;
-
-/// Shared memory of a block, in per cent of what an SM can give to one: short rows leave room for a
-/// light successor, long ones, whose activations take more, too, where any is light. (49 and 62 made 494
-/// instead of 527 tokens per second at 8B on an H200, the same at 1B.) Where none is, short rows still
-/// leave some to attention unless it costs them warps, and long ones leave none: 8B 1,799 -> 1,757 us a
-/// step, 8B of eight bits 2,611 -> 2,251, 27B 7,528 -> 6,800; so much for short ones too 1,757 -> 1,773.
-const SHARED_SHORT: usize = 61;
-const SHARED_LONG: usize = 70;
-
-/// Tiles of a block up to which a product is light: it has fewer warps and so little shared memory that
-/// its block begins, and asks for all that it will read, beside one of any predecessor.
-const LIGHT_TILES: usize = 16;
-const LIGHT_WARPS: usize = 8;
-const SHARED_LIGHT: usize = 30;
-
-/// Tiles a warp that are asked for before x, where a block has many: what is asked for first arrives
-/// first, and x is late behind a whole ring of them. (By time stamps on an H200, of gate and up at 1B: x
-/// after 2.1 us instead of 2.9.)
-const AHEAD: usize = 1;
-
-/// Threads of a block up to which columns of x in registers, some thirty each, leave a light neighbour
-/// its own. (16 warps of 1B with them: 494 -> 525 us a step; without, 8B 1,838 -> 1,872, 3B 1,067 -> 1,086.)
-const HOLDING_THREADS: usize = 384;
-
-/// Columns from which rows are long, and bytes of weights from which a kernel is long enough to prefer
-/// tiles in flight to a neighbour.
-const LONG_ROW: usize = 6144;
-const MANY_BYTES: usize = 128 << 20;
-
-/// Everything the kernel is compiled for but its epilogue. No bit of its sums depends on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Shape {
-    n_in: usize,
-    /// Rows of x behind each other: of all experts, where a block sums up what they give.
-    chained: usize,
-    /// Warps that share a row.
-    warps_k: usize,
-    /// Groups of `warps_k` warps in a block, each with tiles of its own.
-    warps_r: usize,
-    /// Tiles in flight a warp, and those that are asked for before x.
-    ring: usize,
-    ahead: usize,
-    /// Tiles of a group between two barriers.
-    round: usize,
-    /// Sets of sums: one is written while the other is read.
-    sets: usize,
-    /// Bytes of the largest tile.
-    stage: usize,
-    /// Forms of x.
-    forms: usize,
-    /// Sums of a superblock of x for minimums: there is room for eight where no type has any.
-    minimums: usize,
-    /// Whether columns of x stay in registers from tile to tile.
-    holds_columns: bool,
-}
-
-impl Shape {
-    /// A shape of at most `warps` warps for `tiles` tiles on `sms` SMs that fits `shared` bytes, and with
-    /// what it has beside them all that a block may have, where there is one. One of `LIGHT_WARPS` asks
-    /// for all its tiles before x.
-    fn new(
-        (n_in, chained): (usize, usize),
-        types: &[&QuantType],
-        tiles: usize,
-        sms: usize,
-        warps: usize,
+    /// Of at most `warps` warps, with what `of` says of x and the product, in `shared` bytes; and with what they
+    /// have beside them in all that a block may have. As many warps as can be; a light block asks for all its
+    /// tiles before x.
+    fn fit(
+        table: &shapes::MatVec,
+        of: Self,
+        (warps, is_light): (usize, bool),
         (shared, all): (usize, usize),
     ) -> Option<Self> {
-        let n_sb = superblocks(n_in) * chained;
-        let is_light = warps == LIGHT_WARPS;
-        let shape = |warps: usize, round, ring| {
-            let warps_k = n_sb.min(warps);
-            // Tiles for a block each, where there are not more.
-            let warps_r = if tiles <= sms { 1 } else { warps / warps_k };
+        let form = |warps: usize| {
+            let warps_k = of.n_sb.min(warps);
             Self {
-                n_in,
-                chained,
                 warps_k,
-                warps_r,
-                ring,
-                ahead: if is_light { ring } else { AHEAD },
-                round,
-                sets: 1 + usize::from(round * sms * warps_r < tiles),
-                stage: largest_tile(types),
-                forms: forms(types),
-                minimums: minimums(types).max(8),
+                // Tiles for a block each, where there are not more.
+                warps_r: if of.tiles <= of.sms {
+                    1
+                } else {
+                    warps / warps_k
+                },
+                ahead: if is_light { table.ring } else { table.ahead },
                 holds_columns: !is_light,
+                ..of
             }
         };
-        // As many warps as can be, then as few barriers, then as many tiles in flight.
-        let mut warps = warps;
-        while warps > 0 {
-            let most = tiles.div_ceil(sms * shape(warps, 1, 2).warps_r);
-            for round in (1..=most.clamp(1, ROUND)).rev() {
-                let shapes = (2..=MOST_TILES).rev().map(|ring| shape(warps, round, ring));
-                let fits = |s: &Self| {
-                    s.shared_bytes() <= shared && s.shared_bytes() + s.static_bytes() <= all
-                };
-                if let Some(found) = shapes.into_iter().find(fits) {
-                    return Some(found);
-                }
-            }
-            // Few are not halved but for less than a light block has.
-            warps = if warps > LIGHT_WARPS {
-                warps - 2
-            } else {
-                warps / 2
-            };
+        // Few are not halved but for less than a light block has.
+        let fewer = |warps: &usize| {
+            let is_more = *warps > table.light_warps;
+            let fewer = if is_more { warps - 2 } else { warps / 2 };
+            Some(fewer).filter(|warps| *warps > 0)
+        };
+        let forms = std::iter::successors(Some(warps), fewer).map(form);
+        let most_round = |s: &Self| s.tiles.div_ceil(s.sms * s.warps_r).clamp(1, table.round);
+        let room = |s: &Self| shared.min(all.saturating_sub(s.static_bytes()));
+        let fits = |s: &Self| s.shared_bytes <= room(s);
+        fit(forms, most_round, table.ring, Self::with, fits)
+    }
+
+    /// What any of them is made of: `chained` rows of `n_in` columns, and tiles of these types.
+    fn of(
+        (n_in, chained): (usize, usize),
+        types: &[&QuantType],
+        (tiles, sms): (usize, usize),
+    ) -> Self {
+        Self {
+            n_in,
+            minimums: minimums(types).max(8),
+            n_sb: superblocks(n_in) * chained,
+            forms: forms(types),
+            stage: largest_tile(types),
+            tiles,
+            sms,
+            ..Self::default()
         }
-        None
     }
 
     fn threads(&self) -> usize {
@@ -177,12 +150,11 @@ impl Shape {
     }
 
     /// Dynamic shared memory, as the kernel lays it out.
-    fn shared_bytes(&self) -> usize {
-        let n_sb = superblocks(self.n_in) * self.chained;
-        let x = n_sb.div_ceil(self.warps_k) * x_sb_bytes(self.forms, self.minimums);
+    fn bytes(&self) -> usize {
+        let x = self.n_sb.div_ceil(self.warps_k) * x_sb_bytes(self.forms, self.minimums);
         let warps = self.warps_k * self.warps_r * (self.ring * self.stage + x);
-        let sums = self.sets * self.warps_r * self.round * n_sb * P_SB_BYTES;
-        warps + 2 * n_sb * 4 + sums
+        let sums = self.sets * self.warps_r * self.round * self.n_sb * P_SB_BYTES;
+        warps + 2 * self.n_sb * 4 + sums
     }
 
     /// Shared memory beside the dynamic, at most: barriers, rotations of the first round, experts and
@@ -191,20 +163,6 @@ impl Shape {
         let barriers = self.warps_k * self.warps_r * self.ring * 8;
         let rotations = self.warps_r * self.round * (TILE_ROWS / 2) * 8;
         barriers + rotations + MOST_RANKS * 8 + OTHER_STATIC_BYTES
-    }
-
-    fn constants(&self) -> String {
-        constants(&[("N_IN", self.n_in), ("MINIMUMS", self.minimums)])
-            + &sizes(&[
-                ("WARPS_K", self.warps_k),
-                ("WARPS_R", self.warps_r),
-                ("RING", self.ring),
-                ("AHEAD", self.ahead),
-                ("ROUND", self.round),
-                ("SETS", self.sets),
-                ("SHARED_BYTES", self.shared_bytes()),
-            ])
-            + &flag("HOLDS_COLUMNS", self.holds_columns)
     }
 }
 
@@ -256,39 +214,48 @@ fn launch(
     // weights when the one before has ended.
     let m = count / chained;
     let sms = (l.card.sm_count as usize / m).clamp(1, MOST_TICKETS);
-    let is_short = n_in * chained < LONG_ROW && product.bytes < MANY_BYTES;
-    let is_few = |tiles: usize, n_in, sms| tiles * superblocks(n_in) <= LIGHT_TILES * sms;
-    let is_light = pairs.is_none() && n_in < LONG_ROW && is_few(tiles, n_in, sms);
+    let table = &l.shapes.matvec;
+    let is_short = n_in * chained < table.long_row && product.bytes < table.many_bytes;
+    let is_few = |tiles: usize, n_in, sms| tiles * superblocks(n_in) <= table.light_tiles * sms;
+    let is_light = pairs.is_none() && n_in < table.long_row && is_few(tiles, n_in, sms);
     // Its neighbours in a step are as wide as the narrower side of this one.
     let width = n_in.min(tiles * TILE_ROWS);
     let is_beside_light =
         pairs.is_some() || is_few(width / TILE_ROWS, width, l.card.sm_count as usize);
-    let n_sb = superblocks(n_in) * chained;
+    let of = Tiles::of((n_in, chained), &product.types, (tiles, sms));
     let has_room = chained > 1 || !is_beside_light;
-    let most = match n_sb > WARPS && n_sb <= MOST_WARPS && has_room {
-        true => n_sb,
-        false => WARPS,
+    let is_more = (table.warps + 1..=table.most_warps).contains(&of.n_sb);
+    let most = if is_more && has_room {
+        of.n_sb
+    } else {
+        table.warps
     };
-    let shape = |warps, per_cent| {
+    let fit = |warps, is_light, per_cent| {
         let all = l.card.shared_bytes;
-        let shared = (all * per_cent / 100, all);
-        Shape::new((n_in, chained), &product.types, tiles, sms, warps, shared)
+        Tiles::fit(table, of, (warps, is_light), (all * per_cent / 100, all))
     };
+    let (short, long) = (table.shared_short, table.shared_long);
     let shape = match (l.card.has_pdl(), is_short) {
-        (false, _) => shape(WARPS, 100),
-        (true, _) if is_light => shape(LIGHT_WARPS, SHARED_LIGHT),
-        (true, true) if is_beside_light => beside_light(shape(most, SHARED_SHORT)),
-        (true, false) if is_beside_light => beside_light(shape(most, SHARED_LONG)),
+        (false, _) => fit(table.warps, false, 100),
+        (true, _) if is_light => fit(table.light_warps, true, table.shared_light),
+        (true, _) if is_beside_light => {
+            let shape = fit(most, false, if is_short { short } else { long });
+            // No more registers than leave a light neighbour its own.
+            shape.map(|s| Tiles {
+                holds_columns: s.threads() <= table.holding_threads,
+                ..s
+            })
+        }
         (true, true) => {
-            let threads = |s: &Option<Shape>| s.map(|s| s.threads());
-            let (some, all) = (shape(most, SHARED_SHORT), shape(most, 100));
+            let threads = |s: &Option<Tiles>| s.map(|s| s.threads());
+            let (some, all) = (fit(most, false, short), fit(most, false, 100));
             if threads(&some) < threads(&all) {
                 all
             } else {
                 some
             }
         }
-        (true, false) => shape(most, 100),
+        (true, false) => fit(most, false, 100),
     };
     let Some(shape) = shape else {
         return Ok(None);
@@ -301,21 +268,20 @@ fn launch(
             (None, None, None)
         }
     };
-    let variant = Variant::new(
-        &SOURCE,
-        shape.constants()
-            + &flag("NORM", op.norm.is_some())
-            + &flag("CHOOSES", route.is_some())
-            + &flag("MIXES", mix.is_some())
-            + &flag("CHAINED", chained > 1)
-            + &flag("SHARES", is_shared)
-            + &flag("ADDS", mix.is_some_and(|mix| mix.adds))
-            + &segments(&product.types)
-            + &constants_of(pairs)
-            + &Gate::constants(gate.as_ref(), l)
-            + &route_constants(route.as_ref().map(|op| (&*l.plan, op)))
-            + &product.constants,
-    );
+    let variant = MatVecVariant {
+        tiles: shape,
+        norm: op.norm.is_some(),
+        chooses: route.is_some(),
+        mixes: mix.is_some(),
+        chained: chained > 1,
+        shares: is_shared,
+        adds: mix.is_some_and(|mix| mix.adds),
+        types: Segments(product.types.clone()),
+        experts: ExpertConstants::of(pairs),
+        gate: Gate::constants(gate.as_ref(), l),
+        route: RouteConstants::of(route.as_ref().map(|op| (&*l.plan, op))),
+        epilogue: product.constants.clone(),
+    };
     let route_params = match &route {
         Some(route) => route.params(l, 1)?,
         None => bytemuck::Zeroable::zeroed(),
@@ -341,7 +307,7 @@ fn launch(
     let grid = sms;
     let grid = [grid as u32, m as u32, 1];
     let mut spec = Spec::new(variant, "matvec", grid, shape.threads() as u32, &params);
-    spec.shared = shape.shared_bytes() as u32;
+    spec.shared = shape.shared_bytes as u32;
     product.describe(&mut spec, "matvec", count, n_in);
     if gate.is_some() {
         spec.label = spec.label.replacen("matvec", "gate matvec", 1);
@@ -354,14 +320,6 @@ fn launch(
         spec.traffic.rows += 4 * mix.floats(&l.plan, 1) as u64;
     }
     Ok(Some(spec))
-}
-
-/// `shape` with no more registers than leave a light neighbour its own.
-fn beside_light(shape: Option<Shape>) -> Option<Shape> {
-    shape.map(|s| Shape {
-        holds_columns: s.threads() <= HOLDING_THREADS,
-        ..s
-    })
 }
 
 /// Whether what the sums of `op` are added to was there before the preceding kernel began: that kernel
@@ -383,22 +341,35 @@ fn reads_early(l: &Lowering, op: &Op<'_>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::table;
     use super::*;
     use crate::quant;
 
+    fn fit(
+        ty: &QuantType,
+        n_in: usize,
+        of: (usize, usize),
+        warps: usize,
+        room: (usize, usize),
+    ) -> Option<Tiles> {
+        let table = table().matvec;
+        let of = Tiles::of((n_in, 1), &[ty], of);
+        Tiles::fit(&table, of, (warps, warps == table.light_warps), room)
+    }
+
     #[test]
     fn shapes_fit_and_only_long_rows_on_small_cards_have_none() {
+        let warps = table().matvec.warps;
         for ty in quant::TYPES.iter().filter(|t| t.integers) {
             for n_in in [32, 576, 896, 2048, 4096, 8960, 14336, 28672] {
                 for (sms, shared) in [(20, 64 << 10), (84, 100 << 10), (132, 159 << 10)] {
                     for tiles in [1, 36, 1024, 8016] {
-                        let room = (shared, shared);
-                        let shape = Shape::new((n_in, 1), &[ty], tiles, sms, WARPS, room);
-                        let Some(shape) = shape else {
+                        let Some(shape) = fit(ty, n_in, (tiles, sms), warps, (shared, shared))
+                        else {
                             assert!(n_in * 8 > shared, "{ty:?} {n_in} {shared}");
                             continue;
                         };
-                        assert!(shape.shared_bytes() <= shared, "{ty:?} {n_in}: {shape:?}");
+                        assert!(shape.bytes() <= shared, "{ty:?} {n_in}: {shape:?}");
                         assert!(shape.warps_k <= superblocks(n_in), "{shape:?}");
                         let one = shape.round * sms * shape.warps_r >= tiles;
                         assert_eq!(shape.sets, if one { 1 } else { 2 }, "{shape:?}");
@@ -410,28 +381,22 @@ mod tests {
 
     #[test]
     fn long_rows_that_leave_memory_for_few_warps_are_not_light() {
-        // As of an 8B's `ffn_down`, alone on an SM and beside a light neighbour.
-        let all = 227 << 10;
+        // As of an 8B's `ffn_down`, alone on an SM and beside a light neighbour; and of a light product.
+        let (all, table) = (227 << 10, table().matvec);
+        let room = |per_cent| (all * per_cent / 100, all);
         for ty in quant::TYPES.iter().filter(|t| t.integers) {
-            for per_cent in [SHARED_LONG, 100] {
-                let room = (all * per_cent / 100, all);
-                let shape = Shape::new((14336, 1), &[ty], 256, 132, WARPS, room).unwrap();
-                assert_eq!(shape.ahead, AHEAD, "{ty:?} {per_cent}: {shape:?}");
-                assert!(
-                    shape.ring > AHEAD && shape.holds_columns,
-                    "{ty:?}: {shape:?}"
-                );
-                if per_cent == 100 {
-                    assert!(shape.warps_k > LIGHT_WARPS, "{ty:?}: {shape:?}");
-                }
+            for per_cent in [table.shared_long, 100] {
+                let shape = fit(ty, 14336, (256, 132), table.warps, room(per_cent)).unwrap();
+                assert_eq!(shape.ahead, table.ahead, "{ty:?} {per_cent}: {shape:?}");
+                assert!(shape.ring > table.ahead && shape.holds_columns, "{shape:?}");
+                let is_alone = per_cent == 100;
+                assert!(!is_alone || shape.warps_k > table.light_warps, "{shape:?}");
             }
-        }
-        let room = (all * SHARED_LIGHT / 100, all);
-        for ty in quant::TYPES.iter().filter(|t| t.integers) {
-            let shape = Shape::new((2048, 1), &[ty], 128, 132, LIGHT_WARPS, room).unwrap();
+            let (warps, room) = (table.light_warps, room(table.shared_light));
+            let light = fit(ty, 2048, (128, 132), warps, room).unwrap();
             assert!(
-                shape.ahead == shape.ring && !shape.holds_columns,
-                "{shape:?}"
+                light.ahead == light.ring && !light.holds_columns,
+                "{light:?}"
             );
         }
     }

@@ -1,35 +1,28 @@
 //! Rows of activations times weights that are floats.
 
-use super::experts::{address_of, constants_of, route_constants, Pairs};
-use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::experts::{address_of, ExpertConstants, Pairs, RouteConstants};
+use super::lowering::{Lowering, Pass};
 use super::params::{Experts, MatVecFloats, QkvRotation, Route, Segment, CONSTANTS};
 use super::pass_fusion::PassFusion;
-use super::product::{Op, Product};
-use super::shape::{segments, superblocks, MOST_FLOATS_X, TILE_COLS, TILE_ROWS};
-use crate::backend::cuda::driver::source::{source, Source, Variant};
+use super::product::{EpilogueConstants, Op, Product};
+use super::shape::{superblocks, Segments, MOST_FLOATS_X, TILE_COLS, TILE_ROWS};
+use crate::backend::cuda::driver::source::{constants, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
 use crate::quant::QuantType;
 
-static SOURCE: Source = source!(
-    "matvec_floats.cu",
-    CONSTANTS,
-    MatVecFloats,
-    Segment,
-    QkvRotation,
-    Experts,
-    Route
-);
+static SOURCE: Source = source! {
+    "matvec_floats.cu", CONSTANTS, MatVecFloats, Segment, QkvRotation, Experts, Route
+};
 
-/// Warps of a block.
-const WARPS: usize = 8;
-
-/// Rows of x from which a warp takes half a tile at once, and reads x less often for it.
-const MANY_ROWS: usize = 32;
-
-/// Bytes of x in shared memory, and most of weights.
-const X_BYTES: usize = 32 << 10;
-const STAGED_BYTES: usize = 32 << 10;
+constants! {
+    /// matvec_floats.cu
+    struct MatVecFloatsVariant in SOURCE {
+        n_in: int, computing: uint32_t, staged: uint32_t, max_m: uint32_t, pairs: uint32_t,
+        chunk: uint32_t, shared_bytes: uint32_t, norm: bool, routes: bool, route: RouteConstants,
+        types: Segments, experts: ExpertConstants, epilogue: EpilogueConstants,
+    }
+}
 
 /// The launch of `product` with the `m` rows of `op.x`, or as many as pairs have.
 pub fn spec(
@@ -43,40 +36,40 @@ pub fn spec(
         PassFusion::Route(route) => Some(route),
         _ => None,
     };
-    let n_in = product.n_in;
+    let (n_in, table) = (product.n_in, &l.shapes.floats);
     let max_m = pairs.map_or(m.next_power_of_two().min(MOST_FLOATS_X), |pairs| pairs.rows);
-    let w_pairs = if m >= MANY_ROWS { 4 } else { 1 };
+    let w_pairs = if m >= table.many_rows { 4 } else { 1 };
     let a_superblock = max_m * TILE_COLS * 4;
     let tiles: usize = product.tiles.iter().sum();
     let warps = (tiles * TILE_ROWS / 2).div_ceil(w_pairs);
-    let computing = warps.div_ceil(l.card.sm_count as usize).clamp(1, WARPS);
-    let chunk = (X_BYTES / a_superblock).min(superblocks(n_in));
+    let computing = warps
+        .div_ceil(l.card.sm_count as usize)
+        .clamp(1, table.warps);
+    let chunk = (table.x_bytes / a_superblock).clamp(1, superblocks(n_in).max(1));
     let row_bytes = |ty: &&QuantType| ty.row_bytes(TILE_COLS).unwrap_or(usize::MAX);
     let row_bytes = product.types.iter().map(row_bytes).max().unwrap_or(0);
     let staged = superblocks(n_in)
         .saturating_mul(2)
         .saturating_mul(row_bytes);
-    let is_staged = pairs.is_none() && m == 1 && staged.saturating_mul(computing) <= STAGED_BYTES;
+    let is_staged =
+        pairs.is_none() && m == 1 && staged.saturating_mul(computing) <= table.staged_bytes;
     let staged = if is_staged { staged } else { 0 };
     let shared = chunk * a_superblock + computing * staged;
-    let variant = Variant::new(
-        &SOURCE,
-        constants(&[("N_IN", n_in)])
-            + &sizes(&[
-                ("COMPUTING", computing),
-                ("STAGED", staged),
-                ("MAX_M", max_m),
-                ("PAIRS", w_pairs),
-                ("CHUNK", chunk),
-                ("SHARED_BYTES", shared),
-            ])
-            + &flag("NORM", op.norm.is_some())
-            + &flag("ROUTES", route.is_some())
-            + &route_constants(route.as_ref().map(|op| (&*l.plan, op)))
-            + &segments(&product.types)
-            + &constants_of(pairs)
-            + &product.constants,
-    );
+    let variant = MatVecFloatsVariant {
+        n_in,
+        computing,
+        staged,
+        max_m,
+        pairs: w_pairs,
+        chunk,
+        shared_bytes: shared,
+        norm: op.norm.is_some(),
+        routes: route.is_some(),
+        route: RouteConstants::of(route.as_ref().map(|op| (&*l.plan, op))),
+        types: Segments(product.types.clone()),
+        experts: ExpertConstants::of(pairs),
+        epilogue: product.constants.clone(),
+    };
     let route_params = match &route {
         Some(route) => route.params(l, m)?,
         None => bytemuck::Zeroable::zeroed(),
@@ -97,7 +90,13 @@ pub fn spec(
         m.div_ceil(max_m) as u32,
         1,
     ];
-    let mut spec = Spec::new(variant, "matvec_floats", grid, 32 * WARPS as u32, &params);
+    let mut spec = Spec::new(
+        variant,
+        "matvec_floats",
+        grid,
+        32 * table.warps as u32,
+        &params,
+    );
     spec.shared = shared as u32;
     product.describe(&mut spec, "matvec", m, n_in);
     if route.is_some() {

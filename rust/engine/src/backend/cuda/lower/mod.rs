@@ -6,6 +6,7 @@
 pub mod attention;
 mod attention_fixed;
 mod experts;
+mod fit;
 mod gate;
 pub mod layout;
 pub mod lowering;
@@ -22,6 +23,7 @@ pub mod recurrence;
 pub mod rowwise;
 pub mod sample;
 pub mod shape;
+pub mod shapes;
 mod shared_expert;
 mod skinny;
 mod x_tile;

@@ -1,9 +1,9 @@
 //! Norms of rows, and what is done with normalized values in the same launch.
 
-use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::lowering::{Lowering, Pass};
 use super::params::{RmsNorm, CONSTANTS};
 use super::shape::superblocks;
-use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
+use crate::backend::cuda::driver::source::{constants, shared, source, Source};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
 use crate::plan::{BufferId, Norm, WeightId};
@@ -12,24 +12,35 @@ shared! {
     /// rms_norm_pair.cu
     pub struct RmsNormPair = "Params" {
         /// `[rows][GROUP]` f32.
-        pub a: u64,
-        /// The same.
-        pub b: u64,
-        /// The same.
-        pub out: u64,
+        pub a: u64, pub b: u64, pub out: u64,
         /// `[GROUP]` f32, as the two that follow.
         pub a_weight: u64,
-        pub b_weight: u64,
-        pub weight: u64,
+        pub b_weight: u64, pub weight: u64,
         /// One f32, or 0.
         pub factor: u64,
-        pub eps: f32,
-        pub rows: u32,
+        pub eps: f32, pub rows: u32,
     }
 }
 
 static RMS_NORM: Source = source!("rms_norm.cu", CONSTANTS, RmsNorm);
 static RMS_NORM_PAIR: Source = source!("rms_norm_pair.cu", CONSTANTS, RmsNormPair);
+
+constants! {
+    /// row.cuh
+    struct RowConstants {
+        group: int, threads: uint32_t,
+    }
+
+    /// rms_norm.cu
+    struct RmsNormVariant in RMS_NORM {
+        row: RowConstants, adds: bool, gated: bool, has_weight: bool, has_factor: bool,
+    }
+
+    /// rms_norm_pair.cu
+    struct RmsNormPairVariant in RMS_NORM_PAIR {
+        row: RowConstants, has_factor: bool,
+    }
+}
 
 /// Most warps of a block, and of one whose threads may have as many registers as there are.
 const MOST_WARPS: usize = 32;
@@ -87,7 +98,8 @@ pub fn norm_add(
     (out, factor): (BufferId, Option<WeightId>),
     pass: &Pass,
 ) -> Result<Spec> {
-    joined(l, x, norm, group, (out, End::Add(factor), "add"), pass)
+    let by = (Some(norm.weight), norm.eps);
+    launch(l, x, by, group, (out, End::Add(factor)), pass)
 }
 
 /// The launch of [`Fused::NormGate`](crate::plan::fuse::Fused::NormGate): `out = silu(gate) * norm(x)`.
@@ -99,25 +111,8 @@ pub fn norm_gate(
     (gate, out): (BufferId, BufferId),
     pass: &Pass,
 ) -> Result<Spec> {
-    joined(l, x, norm, group, (out, End::Gate(gate), "swiglu"), pass)
-}
-
-/// A norm with what it ends in, said in one word.
-fn joined(
-    l: &Lowering,
-    x: BufferId,
-    norm: Norm,
-    group: usize,
-    (out, end, what): (BufferId, End, &str),
-    pass: &Pass,
-) -> Result<Spec> {
     let by = (Some(norm.weight), norm.eps);
-    let mut spec = launch(l, x, by, group, (out, end), pass)?;
-    spec.label = format!("rms_norm {what} {}", l.plan.weight(norm.weight).name);
-    // x, and out twice or it and the gate.
-    let floats = 3 * l.elements(x, pass) as usize + group;
-    spec.traffic = Traffic::rows(4 * floats);
-    Ok(spec)
+    launch(l, x, by, group, (out, End::Gate(gate)), pass)
 }
 
 /// The launch of [`Fused::NormPair`](crate::plan::fuse::Fused::NormPair): `out += norm(norm(a) +
@@ -145,10 +140,12 @@ pub fn norm_pair(
     };
     // a, b and out, and the weights.
     let threads = threads(group, 6);
-    let text = shape(group, threads) + &flag("HAS_FACTOR", factor.is_some());
-    let variant = Variant::new(&RMS_NORM_PAIR, text);
-    let block = threads as u32;
-    let mut spec = Spec::new(variant, "rms_norm_pair", [rows, 1, 1], block, &params);
+    let variant = RmsNormPairVariant {
+        row: RowConstants { group, threads },
+        has_factor: factor.is_some(),
+    };
+    let grid = [rows, 1, 1];
+    let mut spec = Spec::new(variant, "rms_norm_pair", grid, threads as u32, &params);
     spec.label = format!("rms_norm pair {}", l.plan.weight(norm.weight).name);
     // a, b, and out twice.
     spec.traffic = Traffic::rows(4 * (4 * floats + 3 * group));
@@ -164,10 +161,10 @@ fn launch(
     (out, end): (BufferId, End),
     pass: &Pass,
 ) -> Result<Spec> {
-    let (factor, gate) = match end {
-        End::Store => (None, None),
-        End::Add(factor) => (factor, None),
-        End::Gate(gate) => (None, Some(gate)),
+    let (factor, gate, what) = match end {
+        End::Store => (None, None, None),
+        End::Add(factor) => (factor, None, weight.map(|w| ("add", w))),
+        End::Gate(gate) => (None, Some(gate), weight.map(|w| ("swiglu", w))),
     };
     let groups = (l.elements(x, pass) / group as u64) as u32;
     let params = RmsNorm {
@@ -181,25 +178,19 @@ fn launch(
     };
     // x, its weight, and what it is added to or multiplied with.
     let threads = threads(group, 3);
-    let variant = Variant::new(
-        &RMS_NORM,
-        shape(group, threads)
-            + &flag("ADDS", matches!(end, End::Add(_)))
-            + &flag("GATED", gate.is_some())
-            + &flag("HAS_WEIGHT", weight.is_some())
-            + &flag("HAS_FACTOR", factor.is_some()),
-    );
-    let block = threads as u32;
-    Ok(Spec::new(
-        variant,
-        "rms_norm",
-        [groups, 1, 1],
-        block,
-        &params,
-    ))
-}
-
-/// What row.cuh is compiled for.
-fn shape(group: usize, threads: usize) -> String {
-    constants(&[("GROUP", group)]) + &sizes(&[("THREADS", threads)])
+    let variant = RmsNormVariant {
+        row: RowConstants { group, threads },
+        adds: matches!(end, End::Add(_)),
+        gated: gate.is_some(),
+        has_weight: weight.is_some(),
+        has_factor: factor.is_some(),
+    };
+    let mut spec = Spec::new(variant, "rms_norm", [groups, 1, 1], threads as u32, &params);
+    if let Some((what, weight)) = what {
+        spec.label = format!("rms_norm {what} {}", l.plan.weight(weight).name);
+        // x, and out twice or it and the gate.
+        let floats = 3 * l.elements(x, pass) as usize + group;
+        spec.traffic = Traffic::rows(4 * floats);
+    }
+    Ok(spec)
 }

@@ -30,9 +30,7 @@ shared! {
         /// For the first and the second row of a pair, or 0: `[rows]` f32, and one f32, or as many of
         /// each expert.
         pub bias: [u64; 2],
-        pub scale: [u64; 2],
-        pub tiles: u32,
-        pub rows: u32,
+        pub scale: [u64; 2], pub tiles: u32, pub rows: u32,
     }
 
     /// Where a product reports rows that overflow: fixed.cuh.
@@ -40,13 +38,10 @@ shared! {
         /// `[n_slots]` u64 in host memory: see [`super::overflow`].
         pub words: u64,
         /// `[rows of the pass]` u32.
-        pub positions: u64,
-        /// The same.
-        pub slots: u64,
+        pub positions: u64, pub slots: u64,
         /// `[m]` u32, or 0.
         pub rows: u64,
-        pub n_slots: u32,
-        pub product: u32,
+        pub n_slots: u32, pub product: u32,
     }
 
     /// Where a kernel finds the tokens of one layer: kv.cuh.
@@ -63,10 +58,7 @@ shared! {
         pub saturated: u64,
         /// The same: see [`super::overflow`].
         pub reports: u64,
-        pub pages_per_slot: u32,
-        pub n_slots: u32,
-        pub n_ctx: u32,
-        pub n_pages: u32,
+        pub pages_per_slot: u32, pub n_slots: u32, pub n_ctx: u32, pub n_pages: u32,
         /// Of the op that stores, in the pass.
         pub number: u32,
         pub unused: u32,
@@ -80,8 +72,7 @@ shared! {
         pub key_cos_sin: u64,
         /// `[m]` u32.
         pub positions: u64,
-        pub n_ctx: u32,
-        pub unused: u32,
+        pub n_ctx: u32, pub unused: u32,
     }
 
     /// Which experts the rows of a product go to: experts.cuh. Zeros where there are none.
@@ -100,8 +91,7 @@ shared! {
         pub by: u64,
         /// `[GATE_GROUP]` f32, or 0.
         pub weight: u64,
-        pub eps: f32,
-        pub unused: u32,
+        pub eps: f32, pub unused: u32,
     }
 
     /// The last product of an expert that every row goes to: matvec.cu. Zeros where it has none.
@@ -120,13 +110,10 @@ shared! {
         /// `[m][experts]` f32.
         pub logits: u64,
         /// `[experts]` f32, or 0.
-        pub bias: u64,
-        /// The same.
-        pub scales: u64,
+        pub bias: u64, pub scales: u64,
         /// `[m][2][ranks]` f32.
         pub out: u64,
-        pub scale: f32,
-        pub m: u32,
+        pub scale: f32, pub m: u32,
     }
 
     /// matvec.cu
@@ -136,15 +123,8 @@ shared! {
         pub x: u64,
         /// `[N_IN]` f32, or 0.
         pub norm: u64,
-        pub eps: f32,
-        pub located: u16,
-        pub early: u16,
-        pub gated: Gated,
-        pub overflows: Overflows,
-        pub experts: Experts,
-        pub shared: SharedExpert,
-        pub rotation: QkvRotation,
-        pub route: Route,
+        pub eps: f32, pub located: u16, pub early: u16, pub gated: Gated, pub overflows: Overflows,
+        pub experts: Experts, pub shared: SharedExpert, pub rotation: QkvRotation, pub route: Route,
         /// `[rows of the segment]` f32, or 0.
         pub mixed: u64,
         /// `[blocks]` u32 that are zero between launches.
@@ -158,11 +138,7 @@ shared! {
         pub x: u64,
         /// `[N_IN]` f32, or 0.
         pub norm: u64,
-        pub eps: f32,
-        pub m: u32,
-        pub experts: Experts,
-        pub rotation: QkvRotation,
-        pub route: Route,
+        pub eps: f32, pub m: u32, pub experts: Experts, pub rotation: QkvRotation, pub route: Route,
         /// One u32 that is zero between launches.
         pub tickets: u64,
     }
@@ -178,11 +154,7 @@ shared! {
         pub partial: u64,
         /// `[blocks of outputs]` u32, zero between launches.
         pub tickets: u64,
-        pub eps: f32,
-        pub m: u32,
-        pub n_tiles: u32,
-        pub unused: u32,
-        pub experts: Experts,
+        pub eps: f32, pub m: u32, pub n_tiles: u32, pub unused: u32, pub experts: Experts,
         pub rotation: QkvRotation,
     }
 
@@ -193,10 +165,7 @@ shared! {
         pub x: u64,
         /// `[N_IN]` f32, or 0.
         pub norm: u64,
-        pub eps: f32,
-        pub m: u32,
-        pub overflows: Overflows,
-        pub rotation: QkvRotation,
+        pub eps: f32, pub m: u32, pub overflows: Overflows, pub rotation: QkvRotation,
     }
 
     /// split.cu
@@ -209,10 +178,7 @@ shared! {
         pub tiles: u64,
         /// `[m][superblocks]` f32.
         pub squares: u64,
-        pub overflows: Overflows,
-        pub experts: Experts,
-        pub m: u32,
-        pub unused: u32,
+        pub overflows: Overflows, pub experts: Experts, pub m: u32, pub unused: u32,
     }
 
     /// repack.cu
@@ -221,10 +187,7 @@ shared! {
         pub rows: u64,
         /// `[tiles][n_sb]` (weight_tile.cuh).
         pub weights: u64,
-        pub tiles: u32,
-        pub n_sb: u32,
-        pub n_in: u32,
-        pub unused: u32,
+        pub tiles: u32, pub n_sb: u32, pub n_in: u32, pub unused: u32,
     }
 
     /// embed.cu
@@ -236,31 +199,25 @@ shared! {
         /// `[m]` u32.
         pub tokens: u64,
         /// `[m]` u32; written where there is `state`.
-        pub positions: u64,
-        /// `[m]` u32; written where there is `state`.
-        pub slots: u64,
+        pub positions: u64, pub slots: u64,
         /// `[n_slots + 1]` slot states, or 0.
         pub state: u64,
         /// `[m]` u32.
         pub state_slots: u64,
-        pub n_rows: u32,
-        pub scale: f32,
+        pub n_rows: u32, pub scale: f32,
     }
 
     /// rms_norm.cu
     pub struct RmsNorm = "Params" {
         /// `[groups][GROUP]` f32.
-        pub x: u64,
-        /// The same.
-        pub out: u64,
+        pub x: u64, pub out: u64,
         /// `[GROUP]` f32, or 0.
         pub weight: u64,
         /// One f32, or 0.
         pub factor: u64,
         /// As x, or 0.
         pub gate: u64,
-        pub eps: f32,
-        pub groups: u32,
+        pub eps: f32, pub groups: u32,
     }
 
     /// rope.cu
@@ -271,38 +228,27 @@ shared! {
         pub cos_sin: u64,
         /// `[m]` u32.
         pub positions: u64,
-        pub n_ctx: u32,
-        pub unused: u32,
+        pub n_ctx: u32, pub unused: u32,
     }
 
     /// kv_scatter_fixed.cu
     pub struct KvScatter = "Params" {
         /// `[m][N_HEAD_KV * HEAD_DIM]` f32.
-        pub k: u64,
-        /// The same.
-        pub v: u64,
+        pub k: u64, pub v: u64,
         /// `[m]` u32.
-        pub positions: u64,
-        /// `[m]` u32.
-        pub slots: u64,
+        pub positions: u64, pub slots: u64,
         pub kv: KvView,
     }
 
     /// attention_fixed.cu
     pub struct AttentionFixed = "Params" {
         /// `[m][N_HEAD * HEAD_DIM]` f32.
-        pub q: u64,
-        /// The same.
-        pub out: u64,
+        pub q: u64, pub out: u64,
         /// `[m][N_HEAD_KV * HEAD_DIM]` f32, or 0.
-        pub k: u64,
-        /// The same.
-        pub v: u64,
+        pub k: u64, pub v: u64,
         pub kv: KvView,
         /// `[m]` u32.
-        pub positions: u64,
-        /// `[m]` u32.
-        pub slots: u64,
+        pub positions: u64, pub slots: u64,
         /// `[m][N_HEAD_KV][MAX_SPLITS * GROUP * (HEAD_DIM + 2)]` f32.
         pub partial: u64,
         /// `[m][N_HEAD_KV]` u32, zero between launches.
@@ -314,9 +260,7 @@ shared! {
         pub k_weight: u64,
         /// `[n_ctx][HALF][cos, sin]` f32.
         pub cos_sin: u64,
-        pub eps: f32,
-        pub scale: f32,
-        pub shares: u32,
+        pub eps: f32, pub scale: f32, pub shares: u32,
         /// 1: positions and slots were there before the preceding kernel began.
         pub located: u32,
     }
@@ -324,26 +268,19 @@ shared! {
     /// prompt_attention_fixed.cu
     pub struct PromptAttention = "Params" {
         /// `[m][N_HEAD * HEAD_DIM]` f32.
-        pub q: u64,
-        /// The same.
-        pub out: u64,
+        pub q: u64, pub out: u64,
         pub kv: KvView,
         /// `[m]` u32.
-        pub positions: u64,
-        /// `[m]` u32.
-        pub slots: u64,
+        pub positions: u64, pub slots: u64,
         /// `[N_HEAD]` f32, or 0.
         pub sinks: u64,
-        pub scale: f32,
-        pub m: u32,
+        pub scale: f32, pub m: u32,
     }
 
     /// elementwise.cu
     pub struct Add = "AddParams" {
         /// `[n]` f32.
-        pub x: u64,
-        /// `[n]` f32.
-        pub out: u64,
+        pub x: u64, pub out: u64,
         pub n: u64,
     }
 
@@ -352,11 +289,8 @@ shared! {
         /// `[n / share]` f32.
         pub gate: u64,
         /// `[n]` f32.
-        pub up: u64,
-        /// `[n]` f32.
-        pub out: u64,
-        pub n: u64,
-        pub share: u64,
+        pub up: u64, pub out: u64,
+        pub n: u64, pub share: u64,
     }
 
     /// elementwise.cu
@@ -365,20 +299,14 @@ shared! {
         pub x: u64,
         /// `[n]` f32.
         pub out: u64,
-        pub n: u64,
-        pub width: u32,
-        pub first: u32,
-        pub of: u32,
-        pub unused: u32,
+        pub n: u64, pub width: u32, pub first: u32, pub of: u32, pub unused: u32,
     }
 
     /// elementwise.cu
     pub struct Scale = "ScaleParams" {
         /// `[n]` f32.
         pub x: u64,
-        pub n: u64,
-        pub factor: f32,
-        pub unused: u32,
+        pub n: u64, pub factor: f32, pub unused: u32,
     }
 
     /// elementwise.cu
@@ -398,17 +326,14 @@ shared! {
         pub scales: u64,
         /// Ranks of all rows.
         pub n: u64,
-        pub ranks: u32,
-        pub n_expert: u32,
+        pub ranks: u32, pub n_expert: u32,
     }
 
     /// elementwise.cu
     pub struct SoftCap = "SoftCapParams" {
         /// `[n]` f32.
         pub x: u64,
-        pub n: u64,
-        pub cap: f32,
-        pub rate: f32,
+        pub n: u64, pub cap: f32, pub rate: f32,
     }
 
     /// elementwise.cu
@@ -419,32 +344,19 @@ shared! {
         pub out: u64,
         /// `[m]` u32.
         pub rows: u64,
-        pub width: u32,
-        pub unused: u32,
+        pub width: u32, pub unused: u32,
     }
 
     /// A slot's state, which the graph advances and the host sets for a request: state.cuh.
     pub struct SlotState = "SlotState" {
-        pub seed: u64,
-        pub share: u64,
+        pub seed: u64, pub share: u64,
         /// `[n_stop]` u32.
         pub stop: u64,
         /// u32 words, see [`super::sample::bias_words`]; 0: none.
         pub bias: u64,
-        pub token: u32,
-        pub position: u32,
-        pub live: u32,
-        pub generated: u32,
-        pub max_tokens: u32,
-        pub n_stop: u32,
-        pub only_biased: u32,
-        pub window: u32,
-        pub top_k: u32,
-        pub least_key: u32,
-        pub temperature: f32,
-        pub repeat_penalty: f32,
-        pub presence_penalty: f32,
-        pub frequency_penalty: f32,
-        pub constrained: u64,
+        pub token: u32, pub position: u32, pub live: u32, pub generated: u32, pub max_tokens: u32,
+        pub n_stop: u32, pub only_biased: u32, pub window: u32, pub top_k: u32, pub least_key: u32,
+        pub temperature: f32, pub repeat_penalty: f32, pub presence_penalty: f32,
+        pub frequency_penalty: f32, pub constrained: u64,
     }
 }

@@ -7,6 +7,7 @@ use super::matmul::{self, ProductBytes};
 use super::pass_fusion::{FusedOp, PassFusion};
 use super::product::{self, Product};
 use super::shape::{MOST_FLOATS_X, MOST_TICKETS};
+use super::shapes::Shapes;
 use super::{attention_fixed, matvec, matvec_floats, norm, rowwise, skinny};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::no_hidden;
@@ -25,9 +26,9 @@ pub struct Scratch {
 
 impl Scratch {
     /// For passes of up to `rows` rows, `out` of which give logits.
-    pub fn new(plan: &Plan, fused: &[Fused], rows: usize, out: usize) -> Self {
+    pub fn new(plan: &Plan, fused: &[Fused], shapes: &Shapes, rows: usize, out: usize) -> Self {
         Self {
-            merge: MergeBytes::new(plan, rows, out),
+            merge: MergeBytes::new(plan, &shapes.attention, rows, out),
             products: ProductBytes::new(plan, fused, rows),
             groups: experts::list_bytes(plan, fused, rows),
         }

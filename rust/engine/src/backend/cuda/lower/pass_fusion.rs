@@ -350,8 +350,8 @@ mod tests {
         let params: AttentionFixed = attention.params().unwrap();
         assert_eq!((params.q_weight, params.k_weight), (1 << 61, 1 << 60));
         assert_eq!((params.eps, params.cos_sin), (1e-6, l.at.cos_sin[0]));
-        let says = |what: &str| attention.variant.constants.contains(what);
-        assert!(says("VALUES_NORMED = true;") && says("VALUES_ARE_KEYS = true;"));
+        let says = |what| attention.variant.constants.has(what, true);
+        assert!(says("VALUES_NORMED") && says("VALUES_ARE_KEYS"));
         // Rows of a prompt are stored before any is looked at: their heads are rotated before that.
         let prompt = specs(&l, &chunk(64, 1)).unwrap();
         assert_eq!(its(&prompt, "qk_norm_rope"), 1, "{:?}", entries(&prompt));

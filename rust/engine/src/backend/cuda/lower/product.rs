@@ -3,11 +3,12 @@
 
 use super::experts;
 use super::layout::{arrangement, Matrix, Order};
-use super::lowering::{constants, Lowering, Pass};
+use super::lowering::{Lowering, Pass};
 use super::params::{QkvRotation, Segment, SharedExpert};
 use super::pass_fusion::PassFusion;
 use super::shape::TILE_ROWS;
 use super::shared_expert::SharedOp;
+use crate::backend::cuda::driver::source::constants;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
 use crate::plan::fuse::{Epilogue, Experts, Fused, Gate, Part, MOST_PARTS};
@@ -53,6 +54,16 @@ impl<'a> Op<'a> {
     }
 }
 
+constants! {
+    /// What epilogue.cuh is compiled for.
+    pub struct EpilogueConstants with {
+        EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_GEGLU, EPILOGUE_CLAMPED_SWIGLU,
+        EPILOGUE_QKV
+    } with { ORDER_NATURAL, ORDER_NEIGHBOURS, ORDER_HALVES } {
+        epilogue: name, order: name, scale_bits: bits, scaled: bool, head_dim: int,
+    }
+}
+
 /// Its weights and what becomes of the sums.
 #[derive(Debug)]
 pub struct Product {
@@ -66,7 +77,7 @@ pub struct Product {
     /// Of weights.
     pub bytes: usize,
     /// The epilogue's constants.
-    pub constants: String,
+    pub constants: EpilogueConstants,
     /// By what the epilogue rotates heads, if it does.
     pub rotation: QkvRotation,
     /// The last product of an expert that every row goes to, where the launch makes it.
@@ -190,21 +201,10 @@ pub fn product(l: &Lowering, op: &Op<'_>, pass: &Pass) -> Result<Product> {
     }
 }
 
-/// What epilogue.cuh is compiled for.
-fn epilogue_constants(op: &Op<'_>, order: Order) -> String {
-    let epilogue = op.epilogue;
-    // Without heads, the least that there are.
-    let head_dim = match epilogue {
-        Epilogue::Qkv { head_dim, .. } => *head_dim,
-        _ => TILE_ROWS,
-    };
-    let text = format!(
-        "enum {{ EPILOGUE_STORE, EPILOGUE_ADD, EPILOGUE_SWIGLU, EPILOGUE_GEGLU, \
-         EPILOGUE_CLAMPED_SWIGLU, EPILOGUE_QKV }};\n\
-         enum {{ ORDER_NATURAL, ORDER_NEIGHBOURS, ORDER_HALVES }};\n\
-         constexpr int EPILOGUE = {};\nconstexpr int ORDER = {};\n\
-         constexpr uint32_t SCALE_BITS = {}u;\nconstexpr bool SCALED = {};\n",
-        match epilogue {
+/// What becomes of sums of rows in this order.
+fn epilogue_constants(op: &Op<'_>, order: Order) -> EpilogueConstants {
+    EpilogueConstants {
+        epilogue: match op.epilogue {
             Epilogue::Store => "EPILOGUE_STORE",
             Epilogue::Add { .. } => "EPILOGUE_ADD",
             Epilogue::Gated { gate, .. } => match gate {
@@ -214,18 +214,22 @@ fn epilogue_constants(op: &Op<'_>, order: Order) -> String {
             },
             Epilogue::Qkv { .. } => "EPILOGUE_QKV",
         },
-        match order {
+        order: match order {
             Order::Neighbours => "ORDER_NEIGHBOURS",
             Order::Halves { .. } => "ORDER_HALVES",
             Order::Natural | Order::Joined | Order::Parted { .. } | Order::Slice(_) => {
                 "ORDER_NATURAL"
             }
         },
-        match epilogue {
-            Epilogue::Add { scale, .. } => scale.to_bits(),
-            _ => 1.0f32.to_bits(),
+        scale_bits: match op.epilogue {
+            Epilogue::Add { scale, .. } => *scale,
+            _ => 1.0,
         },
-        op.parts.iter().any(|part| part.scale.is_some()),
-    );
-    text + &constants(&[("HEAD_DIM", head_dim)])
+        scaled: op.parts.iter().any(|part| part.scale.is_some()),
+        // Without heads, the least that there are.
+        head_dim: match op.epilogue {
+            Epilogue::Qkv { head_dim, .. } => *head_dim,
+            _ => TILE_ROWS,
+        },
+    }
 }

@@ -1,10 +1,10 @@
 //! Ops that take a state from token to token. Rows of a step are sequences of their own, a block each;
 //! those of prompts follow each other, so a block takes all of them.
 
-use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::lowering::{Lowering, Pass};
 use super::params::CONSTANTS;
 use super::shape::MOST_TICKETS;
-use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
+use crate::backend::cuda::driver::source::{constants, shared, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, Op, StateId};
@@ -21,11 +21,8 @@ shared! {
         /// `[m][CHANNELS]` f32.
         pub out: u64,
         /// `[m]` u32.
-        pub positions: u64,
-        /// `[m]` u32.
-        pub slots: u64,
-        pub n_slots: u32,
-        pub first: u32,
+        pub positions: u64, pub slots: u64,
+        pub n_slots: u32, pub first: u32,
     }
 
     /// The convolution before the rule: delta_net.cu. Zeros where it makes none.
@@ -43,31 +40,34 @@ shared! {
         /// `[m][2 * N_HEAD_K + N_HEAD][HEAD_DIM]` f32.
         pub qkv: u64,
         /// `[m][N_HEAD]` f32.
-        pub alpha: u64,
-        /// The same.
-        pub beta: u64,
+        pub alpha: u64, pub beta: u64,
         /// `[N_HEAD]` f32.
-        pub a: u64,
-        /// The same.
-        pub dt: u64,
+        pub a: u64, pub dt: u64,
         /// `[n_slots][N_HEAD][HEAD_DIM][HEAD_DIM]` f32.
         pub state: u64,
         /// `[m][N_HEAD][HEAD_DIM]` f32.
         pub out: u64,
         /// `[m]` u32.
-        pub positions: u64,
-        /// `[m]` u32.
-        pub slots: u64,
-        pub eps: f32,
-        pub n_slots: u32,
-        pub first: u32,
-        pub unused: u32,
-        pub conv: Convolution,
+        pub positions: u64, pub slots: u64,
+        pub eps: f32, pub n_slots: u32, pub first: u32, pub unused: u32, pub conv: Convolution,
     }
 }
 
 static SHORT_CONV: Source = source!("short_conv.cu", CONSTANTS, ShortConv);
 static DELTA_NET: Source = source!("delta_net.cu", CONSTANTS, Convolution, DeltaNet);
+
+constants! {
+    /// short_conv.cu
+    struct ShortConvVariant in SHORT_CONV {
+        channels: uint32_t, taps: uint32_t, silu: int, gates: int,
+    }
+
+    /// delta_net.cu
+    struct DeltaNetVariant in DELTA_NET {
+        n_head: uint32_t, n_head_k: uint32_t, head_dim: uint32_t, columns: uint32_t, taps: uint32_t,
+        convolves: bool, root: float,
+    }
+}
 
 /// Threads of a block of short_conv.cu.
 const THREADS: u32 = 256;
@@ -90,33 +90,33 @@ fn blocks(pass: &Pass) -> (u32, u32) {
 /// # Errors
 /// [`Error::Argument`] for heads of a width that there is no kernel for.
 pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
-    match *op {
-        Op::ShortConv {
-            x,
-            weight,
-            state,
-            out,
-            taps,
-            silu,
-        } => {
-            let weight = l.vector(Some(weight))?;
-            let around = [("SILU", usize::from(silu)), ("GATES", 0)];
-            Ok(short_conv(l, [x, out], (weight, taps), state, around, pass))
-        }
-        Op::GatedConv {
-            x,
-            weight,
-            state,
-            out,
-            taps,
-        } => {
-            let weight = l.vector(Some(weight))?;
-            let around = [("SILU", 0), ("GATES", 1)];
-            Ok(short_conv(l, [x, out], (weight, taps), state, around, pass))
-        }
-        Op::DeltaNet { .. } => delta_net(l, None, op, pass),
-        _ => Err(Error::Internal(format!("{op:?} has no state"))),
-    }
+    let (x, out, conv, gates) = match *op {
+        Op::ShortConv { x, out, .. } => (x, out, convolution(l, op)?, false),
+        Op::GatedConv { x, out, .. } => (x, out, convolution(l, op)?, true),
+        _ => return delta_net(l, None, op, pass),
+    };
+    let (first, grid) = blocks(pass);
+    let channels = l.plan.buffer(out).width;
+    let params = ShortConv {
+        x: l.address(x),
+        weight: conv.at.weight,
+        state: conv.at.state,
+        out: l.address(out),
+        positions: pass.inputs.positions,
+        slots: pass.inputs.slots,
+        n_slots: l.n_slots as u32,
+        first,
+    };
+    let variant = ShortConvVariant {
+        channels,
+        taps: conv.taps,
+        silu: usize::from(conv.silu),
+        gates: usize::from(gates),
+    };
+    let across = (channels as u32).div_ceil(THREADS);
+    let mut spec = Spec::new(variant, "short_conv", [across, grid, 1], THREADS, &params);
+    spec.label = format!("short_conv {}", l.plan.states[conv.state.0].name);
+    Ok(spec)
 }
 
 /// The one launch of a rule and of the convolution before it, where there is one: of rows that are sequences
@@ -139,129 +139,113 @@ pub fn convolved(l: &Lowering, conv: &Op, rule: &Op, pass: &Pass) -> Result<Opti
         .transpose()
 }
 
-/// A convolution by `taps` factors a channel at the address `weight`.
-fn short_conv(
-    l: &Lowering,
-    [x, out]: [BufferId; 2],
-    (weight, taps): (u64, usize),
+/// A convolution: what it reads, in how many taps, and where its kernel finds the rest.
+struct Conv {
+    x: BufferId,
     state: StateId,
-    around: [(&str, usize); 2],
-    pass: &Pass,
-) -> Spec {
-    let (first, grid) = blocks(pass);
-    let channels = l.plan.buffer(out).width;
-    let params = ShortConv {
-        x: l.address(x),
-        weight,
-        state: l.at.states[state.0],
-        out: l.address(out),
-        positions: pass.inputs.positions,
-        slots: pass.inputs.slots,
-        n_slots: l.n_slots as u32,
-        first,
-    };
-    let text = sizes(&[("CHANNELS", channels), ("TAPS", taps)]);
-    let variant = Variant::new(&SHORT_CONV, text + &constants(&around));
-    let across = (channels as u32).div_ceil(THREADS);
-    let mut spec = Spec::new(variant, "short_conv", [across, grid, 1], THREADS, &params);
-    spec.label = format!("short_conv {}", l.plan.states[state.0].name);
-    spec
+    taps: usize,
+    silu: bool,
+    at: Convolution,
 }
 
-/// The convolution that a rule's launch makes first: what it reads, in how many taps, and where its kernel
-/// finds the rest.
-fn convolution(l: &Lowering, conv: &Op) -> Result<(BufferId, usize, Convolution)> {
-    match *conv {
+fn convolution(l: &Lowering, op: &Op) -> Result<Conv> {
+    let (x, weight, state, taps, silu) = match *op {
         Op::ShortConv {
             x,
             weight,
             state,
             taps,
-            silu: true,
+            silu,
             ..
-        } => {
-            let its = Convolution {
-                weight: l.vector(Some(weight))?,
-                state: l.at.states[state.0],
-                tickets: l.at.scratch.tickets,
-            };
-            Ok((x, taps, its))
-        }
-        _ => Err(Error::Internal(format!("{conv:?} before a rule"))),
-    }
+        } => (x, weight, state, taps, silu),
+        Op::GatedConv {
+            x,
+            weight,
+            state,
+            taps,
+            ..
+        } => (x, weight, state, taps, false),
+        _ => return Err(Error::Internal(format!("{op:?} is no convolution"))),
+    };
+    let at = Convolution {
+        weight: l.vector(Some(weight))?,
+        state: l.at.states[state.0],
+        tickets: l.at.scratch.tickets,
+    };
+    Ok(Conv {
+        x,
+        state,
+        taps,
+        silu,
+        at,
+    })
 }
 
+/// A rule, and the convolution with `silu` that its launch makes first.
 fn delta_net(l: &Lowering, conv: Option<&Op>, op: &Op, pass: &Pass) -> Result<Spec> {
-    let (first, grid) = blocks(pass);
-    let (positions, slots) = (pass.inputs.positions, pass.inputs.slots);
-    let n_slots = l.n_slots as u32;
-    match *op {
-        Op::DeltaNet {
-            qkv,
-            alpha,
-            beta,
-            a,
-            dt,
-            state,
-            out,
-            n_head,
-            n_head_k,
-            head_dim,
-            eps,
-        } => {
-            if !head_dim.is_multiple_of(HEAD_MULTIPLE) || head_dim > MOST_HEAD_DIM {
-                return Err(Error::Argument {
-                    name: "plan",
-                    value: format!("a delta rule of heads of {head_dim} numbers"),
-                    reason: format!(
-                        "the CUDA backend has one for multiples of {HEAD_MULTIPLE} up to \
-                         {MOST_HEAD_DIM}; use device=\"cpu\""
-                    ),
-                });
-            }
-            let columns = match head_dim.is_multiple_of(COLUMNS) {
-                true => COLUMNS,
-                false => HEAD_MULTIPLE,
-            };
-            let (x, taps, its) = match conv {
-                Some(conv) => convolution(l, conv)?,
-                None => (qkv, 1, bytemuck::Zeroable::zeroed()),
-            };
-            let params = DeltaNet {
-                qkv: l.address(x),
-                alpha: l.address(alpha),
-                beta: l.address(beta),
-                a: l.vector(Some(a))?,
-                dt: l.vector(Some(dt))?,
-                state: l.at.states[state.0],
-                out: l.address(out),
-                positions,
-                slots,
-                eps,
-                n_slots,
-                first,
-                unused: 0,
-                conv: its,
-            };
-            let text = sizes(&[
-                ("N_HEAD", n_head),
-                ("N_HEAD_K", n_head_k),
-                ("HEAD_DIM", head_dim),
-                ("COLUMNS", columns),
-                ("TAPS", taps),
-            ]) + &flag("CONVOLVES", conv.is_some());
-            let root = (1.0 / (head_dim as f64).sqrt()) as f32;
-            let variant = Variant::new(
-                &DELTA_NET,
-                text + &format!("constexpr float ROOT = {root:e}f;\n"),
-            );
-            let across = (n_head * (head_dim / columns)) as u32;
-            let threads = (columns / 8 * 32) as u32;
-            let mut spec = Spec::new(variant, "delta_net", [across, grid, 1], threads, &params);
-            let before = if conv.is_some() { "conv " } else { "" };
-            spec.label = format!("{before}delta_net {}", l.plan.states[state.0].name);
-            Ok(spec)
-        }
-        _ => Err(Error::Internal(format!("{op:?} is no delta rule"))),
+    let Op::DeltaNet {
+        qkv,
+        alpha,
+        beta,
+        a,
+        dt,
+        state,
+        out,
+        n_head,
+        n_head_k,
+        head_dim,
+        eps,
+    } = *op
+    else {
+        return Err(Error::Internal(format!("{op:?} has no state")));
+    };
+    if !head_dim.is_multiple_of(HEAD_MULTIPLE) || head_dim > MOST_HEAD_DIM {
+        return Err(Error::Argument {
+            name: "plan",
+            value: format!("a delta rule of heads of {head_dim} numbers"),
+            reason: format!(
+                "the CUDA backend has one for multiples of {HEAD_MULTIPLE} up to \
+                 {MOST_HEAD_DIM}; use device=\"cpu\""
+            ),
+        });
     }
+    let columns = match head_dim.is_multiple_of(COLUMNS) {
+        true => COLUMNS,
+        false => HEAD_MULTIPLE,
+    };
+    let conv = conv.map(|conv| convolution(l, conv)).transpose()?;
+    let (first, grid) = blocks(pass);
+    let params = DeltaNet {
+        qkv: l.address(conv.as_ref().map_or(qkv, |conv| conv.x)),
+        alpha: l.address(alpha),
+        beta: l.address(beta),
+        a: l.vector(Some(a))?,
+        dt: l.vector(Some(dt))?,
+        state: l.at.states[state.0],
+        out: l.address(out),
+        positions: pass.inputs.positions,
+        slots: pass.inputs.slots,
+        eps,
+        n_slots: l.n_slots as u32,
+        first,
+        unused: 0,
+        conv: conv
+            .as_ref()
+            .map_or_else(bytemuck::Zeroable::zeroed, |conv| conv.at),
+    };
+    let variant = DeltaNetVariant {
+        n_head,
+        n_head_k,
+        head_dim,
+        columns,
+        taps: conv.as_ref().map_or(1, |conv| conv.taps),
+        convolves: conv.is_some(),
+        root: (1.0 / (head_dim as f64).sqrt()) as f32,
+    };
+    let across = (n_head * (head_dim / columns)) as u32;
+    let threads = (columns / 8 * 32) as u32;
+    let mut spec = Spec::new(variant, "delta_net", [across, grid, 1], threads, &params);
+    let before = if conv.is_some() { "conv " } else { "" };
+    spec.label = format!("{before}delta_net {}", l.plan.states[state.0].name);
+    Ok(spec)
 }

@@ -1,17 +1,18 @@
 //! The ops that are a kernel by themselves, row by row: embedding, norm, rotation, scatter, and
 //! what goes element by element.
 
-use super::attention::NormRope;
+use super::attention::{KvCodes, RotateConstants};
 use super::layout::Order;
-use super::lowering::{constants, flag, sizes, Lowering, Pass};
+use super::lowering::{Lowering, Pass};
 use super::norm;
 use super::params::{
     Add, Embed, Glu, KvScatter, KvView, Rope, Scale, ScaleBy, ScaleRanks, SelectRows, Slice,
     SlotState, SoftCap, CONSTANTS,
 };
 use super::recurrence;
-use super::shape::segments;
-use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
+use super::shape::Segments;
+use crate::backend::cuda::driver::constants::Constants;
+use crate::backend::cuda::driver::source::{constants, shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
 use crate::plan::fuse::{NormedHeads, Values};
@@ -34,10 +35,7 @@ shared! {
         pub cos_sin: u64,
         /// `[m]` u32.
         pub positions: u64,
-        pub eps: f32,
-        pub n_ctx: u32,
-        pub m: u32,
-        pub unused: u32,
+        pub eps: f32, pub n_ctx: u32, pub m: u32, pub unused: u32,
     }
 }
 
@@ -45,18 +43,32 @@ static EMBED: Source = source!("embed.cu", CONSTANTS, Embed, SlotState);
 static ROPE: Source = source!("rope.cu", CONSTANTS, Rope);
 static QK_NORM_ROPE: Source = source!("qk_norm_rope.cu", CONSTANTS, QkNormRope);
 static KV_SCATTER: Source = source!("kv_scatter_fixed.cu", CONSTANTS, KvScatter, KvView);
-static ELEMENTWISE: Source = source!(
-    "elementwise.cu",
-    CONSTANTS,
-    Add,
-    Glu,
-    Scale,
-    ScaleBy,
-    ScaleRanks,
-    SoftCap,
-    Slice,
-    SelectRows
-);
+static ELEMENTWISE: Source = source! {
+    "elementwise.cu", CONSTANTS, Add, Glu, Scale, ScaleBy, ScaleRanks, SoftCap, Slice, SelectRows
+};
+
+constants! {
+    /// embed.cu
+    struct EmbedVariant in EMBED {
+        n_in: int, types: Segments,
+    }
+
+    /// rope.cu
+    struct RopeVariant in ROPE {
+        n_head: int, head_dim: int, half: int, interleaved: int,
+    }
+
+    /// qk_norm_rope.cu
+    struct QkNormRopeVariant in QK_NORM_ROPE {
+        n_head: uint32_t, n_head_kv: uint32_t, head_dim: uint32_t, n_head_v: uint32_t,
+        values_are_keys: bool, rotate: RotateConstants,
+    }
+
+    /// kv_scatter_fixed.cu
+    struct KvScatterVariant in KV_SCATTER {
+        n_head_kv: int, head_dim: int, kv: KvCodes,
+    }
+}
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -107,13 +119,14 @@ pub fn qk_norm_rope(
     // Warps of their own, where they are no keys.
     let own = values.filter(|values| !values.are_keys);
     let v = own.map_or(0, |values| heads_of(values.out));
-    let variant = Variant::new(
-        &QK_NORM_ROPE,
-        sizes(&[("N_HEAD", q), ("N_HEAD_KV", k), ("HEAD_DIM", head_dim)])
-            + &sizes(&[("N_HEAD_V", v)])
-            + &flag("VALUES_ARE_KEYS", are_keys)
-            + &NormRope::constants(&l.plan, rotation),
-    );
+    let variant = QkNormRopeVariant {
+        n_head: q,
+        n_head_kv: k,
+        head_dim,
+        n_head_v: v,
+        values_are_keys: are_keys,
+        rotate: RotateConstants::new(&l.plan, rotation),
+    };
     let [queries, keys] = heads;
     let params = QkNormRope {
         q: l.address(queries.x),
@@ -317,7 +330,7 @@ fn glu(l: &Lowering, entry: &'static str, buffers: [BufferId; 3], pass: &Pass) -
 
 /// The kernels that go element by element.
 pub fn elementwise() -> Variant {
-    Variant::new(&ELEMENTWISE, String::new())
+    Variant::new(&ELEMENTWISE, Constants::default())
 }
 
 /// A launch that does nothing: what is left of it is what a launch takes by itself.
@@ -346,24 +359,21 @@ fn embed(l: &Lowering, weight: WeightId, out: BufferId, scale: f32, pass: &Pass)
         n_rows: w.n_out as u32,
         scale,
     };
-    let variant = Variant::new(&EMBED, constants(&[("N_IN", w.n_in)]) + &segments(&[w.ty]));
+    let variant = EmbedVariant {
+        n_in: w.n_in,
+        types: Segments(vec![w.ty]),
+    };
     let grid = [pass.rows as u32, 1, 1];
     Ok(Spec::new(variant, "embed", grid, THREADS, &params))
 }
 
 fn rope(l: &Lowering, x: BufferId, n_head: usize, rotation: Rotation, pass: &Pass) -> Spec {
-    let variant = Variant::new(
-        &ROPE,
-        constants(&[
-            ("N_HEAD", n_head),
-            ("HEAD_DIM", l.plan.buffer(x).width / n_head),
-            ("HALF", l.plan.ropes[rotation.table].inv_freq.len()),
-            (
-                "INTERLEAVED",
-                usize::from(rotation.style == RopeStyle::Interleaved),
-            ),
-        ]),
-    );
+    let variant = RopeVariant {
+        n_head,
+        head_dim: l.plan.buffer(x).width / n_head,
+        half: l.plan.ropes[rotation.table].inv_freq.len(),
+        interleaved: usize::from(rotation.style == RopeStyle::Interleaved),
+    };
     let params = Rope {
         x: l.address(x),
         cos_sin: l.at.cos_sin[rotation.table],
@@ -377,8 +387,11 @@ fn rope(l: &Lowering, x: BufferId, n_head: usize, rotation: Rotation, pass: &Pas
 fn kv_scatter(l: &Lowering, k: BufferId, v: BufferId, layer: usize, pass: &Pass) -> Result<Spec> {
     let entry = "kv_scatter_fixed";
     let shape = l.plan.kv[layer];
-    let shape = [("N_HEAD_KV", shape.n_head_kv), ("HEAD_DIM", shape.head_dim)];
-    let variant = Variant::new(&KV_SCATTER, constants(&shape) + &l.kv_type.kernel.kv_line());
+    let variant = KvScatterVariant {
+        n_head_kv: shape.n_head_kv,
+        head_dim: shape.head_dim,
+        kv: KvCodes(l.kv_type),
+    };
     let params = KvScatter {
         k: l.address(k),
         v: l.address(v),

@@ -3,9 +3,8 @@
 
 use bytemuck::Zeroable;
 
-use super::lowering::{flag, sizes};
 use super::params::{SlotState, CONSTANTS};
-use crate::backend::cuda::driver::source::{shared, Layout, Shared, Source, Variant};
+use crate::backend::cuda::driver::source::{constants, shared, Layout, Shared, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::backend::Finish;
 use crate::error::Error;
@@ -43,58 +42,48 @@ const ROW: Layout = Layout {
 pub const ROW_BYTES: usize = ROW.bytes;
 
 shared! {
-    struct Arguments = "Params" {
+    /// What the kernels of a draw work on.
+    pub struct Arguments = "Params" {
         /// `[rows][n_vocab]` f32.
-        logits: u64,
+        pub logits: u64,
         /// `[rows]` u32.
-        slots: u64,
+        pub slots: u64,
         /// `[n_slots + 1]` slot states.
-        state: u64,
+        pub state: u64,
         /// `[n_slots][n_vocab]` u32.
-        counts: u64,
+        pub counts: u64,
         /// `[n_slots][n_ctx]` u32.
-        history: u64,
+        pub history: u64,
         /// `[rows][n_vocab, in whole fours]` f32.
-        y: u64,
+        pub y: u64,
         /// `[rows]` of [`ROW`].
-        rows: u64,
+        pub rows: u64,
         /// `[rows][MAX_BLOCKS]` u64.
-        partial: u64,
+        pub partial: u64,
         /// `[rows][BINS]` u32.
-        bin_counts: u64,
+        pub bin_counts: u64,
         /// `[rows][BINS]` u64.
-        bin_masses: u64,
+        pub bin_masses: u64,
         /// `[rows][LIST]` u64.
-        list: u64,
+        pub list: u64,
         /// `[RING_STEPS][max_rows]` u64 in host memory.
-        ring: u64,
+        pub ring: u64,
         /// One u32: steps done.
-        step: u64,
+        pub step: u64,
         /// `[rows]` u32, where drafts are verified.
-        tokens: u64,
-        /// The same.
-        positions: u64,
+        pub tokens: u64, pub positions: u64,
         /// `[rows][mask_words]` u32 in host memory.
-        masks: u64,
-        max_rows: u32,
-        unused: u32,
+        pub masks: u64,
+        pub max_rows: u32, pub unused: u32,
     }
 }
 
-/// Where what the sampler works on lies.
-#[derive(Debug, Clone, Copy)]
-pub struct SampleAddresses {
-    pub state: u64,
-    pub counts: u64,
-    pub history: u64,
-    pub y: u64,
-    pub rows: u64,
-    pub partial: u64,
-    pub bin_counts: u64,
-    pub bin_masses: u64,
-    pub list: u64,
-    /// A row each that draws.
-    pub masks: u64,
+constants! {
+    /// sample.cu
+    struct SampleVariant in SOURCE {
+        n_vocab: uint32_t, n_ctx: uint32_t, tile: uint32_t, max_blocks: uint32_t, bins: uint32_t,
+        list: uint32_t, ring_steps: uint32_t, verifies: bool,
+    }
 }
 
 /// For what the kernels are compiled and how many rows there is memory for.
@@ -170,28 +159,18 @@ impl Record {
     }
 }
 
-/// The launches of a draw.
-pub fn specs(at: &SampleAddresses, shape: &SampleShape, draw: &Draw) -> Vec<Spec> {
+/// The launches of a draw, with what of their arguments is of every draw.
+pub fn specs(at: &Arguments, shape: &SampleShape, draw: &Draw) -> Vec<Spec> {
     debug_assert!(draw.rows <= shape.max_rows);
     let arguments = Arguments {
         logits: draw.logits,
         slots: draw.slots,
-        state: at.state,
-        counts: at.counts,
-        history: at.history,
-        y: at.y,
-        rows: at.rows,
-        partial: at.partial,
-        bin_counts: at.bin_counts,
-        bin_masses: at.bin_masses,
-        list: at.list,
         ring: draw.ring,
         step: draw.step,
         tokens: draw.drafts.map_or(0, |drafts| drafts.tokens),
         positions: draw.drafts.map_or(0, |drafts| drafts.positions),
-        masks: at.masks,
         max_rows: shape.max_rows as u32,
-        unused: 0,
+        ..*at
     };
     let variant = variant(shape.n_vocab, shape.n_ctx, draw.drafts.is_some());
     let tiles = shape.n_vocab.div_ceil(TILE).min(MAX_BLOCKS);
@@ -201,29 +180,20 @@ pub fn specs(at: &SampleAddresses, shape: &SampleShape, draw: &Draw) -> Vec<Spec
     // them.
     let all = draw.rows * shape.n_vocab * 8;
     let row = draw.rows * ROW_BYTES;
-    let accept = draw.drafts.map(|_| {
-        let grid = [draw.rows as u32, 1, 1];
-        let mut spec = Spec::new(
-            variant.clone(),
-            "sample_accept",
-            grid,
-            THREADS as u32,
-            &arguments,
-        );
-        spec.traffic = Traffic::rows(row);
+    let spec = |entry, grid, bytes| {
+        let mut spec = Spec::new(variant.clone(), entry, grid, THREADS as u32, &arguments);
+        spec.traffic = Traffic::rows(bytes);
         spec
-    });
+    };
     let draws = [
         ("sample_adjust", all),
         ("sample_bins", row),
         ("sample_cut", row),
         ("sample_draw", row),
-    ]
-    .map(|(entry, bytes)| {
-        let mut spec = Spec::new(variant.clone(), entry, grid, THREADS as u32, &arguments);
-        spec.traffic = Traffic::rows(bytes);
-        spec
-    });
+    ];
+    let draws = draws.map(|(entry, bytes)| spec(entry, grid, bytes));
+    let each = [draw.rows as u32, 1, 1];
+    let accept = draw.drafts.map(|_| spec("sample_accept", each, row));
     draws.into_iter().chain(accept).collect()
 }
 
@@ -234,16 +204,17 @@ pub fn mask_words(n_vocab: usize) -> usize {
 
 /// The kernels for a vocabulary and a context, which draw at once or verify drafts.
 pub fn variant(n_vocab: usize, n_ctx: usize, verifies: bool) -> Variant {
-    let constants = [
-        ("N_VOCAB", n_vocab),
-        ("N_CTX", n_ctx),
-        ("TILE", TILE),
-        ("MAX_BLOCKS", MAX_BLOCKS),
-        ("BINS", BINS),
-        ("LIST", LIST),
-        ("RING_STEPS", RING_STEPS),
-    ];
-    Variant::new(&SOURCE, sizes(&constants) + &flag("VERIFIES", verifies))
+    SampleVariant {
+        n_vocab,
+        n_ctx,
+        tile: TILE,
+        max_blocks: MAX_BLOCKS,
+        bins: BINS,
+        list: LIST,
+        ring_steps: RING_STEPS,
+        verifies,
+    }
+    .into()
 }
 
 /// All of the state that sampling parameters decide.

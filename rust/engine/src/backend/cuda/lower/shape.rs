@@ -1,7 +1,6 @@
 //! Tiles of weights: 16 rows and 256 columns, as weight_tile.cuh has them.
 
-use std::fmt::Write;
-
+use crate::backend::cuda::driver::constants::{Constants, Group, Line};
 use crate::plan::fuse::MOST_PARTS;
 use crate::quant::QuantType;
 
@@ -9,6 +8,9 @@ pub use crate::plan::fuse::TILE_ROWS;
 
 /// Columns of a tile: a superblock.
 pub const TILE_COLS: usize = 256;
+
+/// Most rows of weights of a block of matmul.cu.
+pub const MOST_BLOCK_ROWS: usize = 256;
 
 /// Most rows of x of a block of any product, and of one with weights that are floats.
 pub const MOST_BLOCK_X: usize = 64;
@@ -29,28 +31,31 @@ pub fn largest_tile(types: &[&QuantType]) -> usize {
     bytes.max().unwrap_or(0)
 }
 
-/// `Segment0` to `Segment3` and how many there are, for `variant.cuh`, and checks that both sides
-/// agree on their size and form.
-pub fn segments(types: &[&QuantType]) -> String {
-    let mut text = format!("constexpr int N_SEGMENTS = {};\n", types.len());
-    for i in 0..MOST_PARTS {
-        let ty = types[i.min(types.len() - 1)];
-        let _ = writeln!(text, "#include \"{}\"", ty.kernel.header);
-        let _ = writeln!(text, "using Segment{i} = {};", ty.name);
-        let _ = writeln!(
-            text,
-            "static_assert(Segment{i}::TILE_BYTES == {}, \"tile\");",
-            ty.kernel.tile_bytes
-        );
-        if ty.integers {
-            let of_bytes = if ty.kernel.in_bytes { "!=" } else { "==" };
-            let _ = writeln!(
-                text,
-                "static_assert(Segment{i}::BYTE_TERMS {of_bytes} 0, \"form\");"
-            );
+/// The types of a product's matrices: `Segment0` to `Segment3`, how many there are, and checks that both
+/// sides agree on the size and the form of their tiles.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Segments(pub Vec<&'static QuantType>);
+
+impl Group for Segments {
+    fn list(&self, list: &mut Constants) {
+        let Self(types) = self;
+        list.constant("int", "n_segments", types.len());
+        for i in 0..MOST_PARTS {
+            let ty = types[i.min(types.len() - 1)];
+            list.push(Line::Include(ty.kernel.header));
+            list.push(Line::Using(format!("Segment{i}"), ty.name.into()));
+            let bytes = ty.kernel.tile_bytes;
+            list.push(Line::Assert(
+                format!("Segment{i}::TILE_BYTES == {bytes}"),
+                "tile",
+            ));
+            if ty.integers {
+                let has_bytes = if ty.kernel.in_bytes { "!=" } else { "==" };
+                let form = format!("Segment{i}::BYTE_TERMS {has_bytes} 0");
+                list.push(Line::Assert(form, "form"));
+            }
         }
     }
-    text
 }
 
 /// Sums of a superblock of x that the minimums of these types are multiplied with: as many as the type

@@ -10,6 +10,7 @@ use super::params::{
     AttentionFixed, Embed, KvView, MatMul, MatVec, PromptAttention, RmsNorm, SelectRows, Split,
 };
 use super::pass::{specs, Scratch};
+use super::shapes::Shapes;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::spec::{Kind, Spec};
 use crate::plan::fuse::{fuse, singles, Fused};
@@ -156,6 +157,11 @@ fn plan(ty: &str) -> Plan {
     plan
 }
 
+/// The shapes of every card here.
+pub fn table() -> Shapes {
+    Shapes::of(&DeviceInfo::of_arch("sm_90", 132).unwrap()).unwrap()
+}
+
 /// Where a buffer lies: each has 4 GiB to itself.
 pub fn at(name: &str) -> u64 {
     (id(name).0 as u64 + 1) << 32
@@ -196,6 +202,7 @@ pub fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering
         plan,
         fused,
         card: DeviceInfo::of_arch(arch, 100).unwrap(),
+        shapes: table(),
         kv_type,
         n_slots: 64,
         n_ctx: 4096,
@@ -440,7 +447,7 @@ fn more_rows_than_there_is_memory_for_are_refused() {
 #[test]
 fn scratch_grows_with_rows_and_the_widest_product() {
     let l = lowering("sm_90", superblocks(), quant::DEFAULT_KV, true);
-    let of = |rows, out| Scratch::new(&l.plan, &l.fused, rows, out);
+    let of = |rows, out| Scratch::new(&l.plan, &l.fused, &l.shapes, rows, out);
     // Whole blocks of 64 rows, each of four superblocks.
     let row = |rows: usize| of(rows, 64).products.tiles / rows;
     assert!(row(512) >= 4 * 2 * WIDTH && row(512) < 5 * 2 * WIDTH);

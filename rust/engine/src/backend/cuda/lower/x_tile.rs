@@ -1,7 +1,7 @@
 //! How rows of activations lie for products on tensor cores, superblock by superblock, as `x_tile.cuh` has them.
 
-use super::lowering::{constants, flag};
 use super::shape::minimums;
+use crate::backend::cuda::driver::source::constants;
 use crate::quant::{Offsets, QuantType, SUBS as MOST_SUMS};
 
 /// Rows of a tile.
@@ -17,16 +17,18 @@ const OFFSETS_BYTES: usize = 256;
 /// What one in halves for warpgroups has beside.
 const HALVES_BYTES: usize = X_TILE_ROWS * 4;
 
-/// What a tile of activations holds for these types of weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct XTile {
-    /// Sums of a superblock for minimums.
-    sums: usize,
-    offsets: bool,
-    /// Whether it is laid out for warpgroups.
-    warpgroups: bool,
-    /// Whether it has four rows, both of whose limbs are columns of one product.
-    packed: bool,
+constants! {
+    /// What a tile of activations holds for these types of weights.
+    #[derive(Copy, Eq, Default)]
+    pub struct XTile {
+        /// Sums of a superblock for minimums.
+        x_sums: int,
+        x_offsets: bool,
+        /// Whether it is laid out for warpgroups.
+        warpgroups: bool,
+        /// Whether it has four rows, both of whose limbs are columns of one product.
+        packed: bool,
+    }
 }
 
 impl XTile {
@@ -36,8 +38,8 @@ impl XTile {
 
     pub fn new(types: &[&QuantType], warpgroups: bool) -> Self {
         Self {
-            sums: minimums(types),
-            offsets: types.iter().any(|t| t.offsets() == Offsets::Own),
+            x_sums: minimums(types),
+            x_offsets: types.iter().any(|t| t.offsets() == Offsets::Own),
             warpgroups,
             packed: false,
         }
@@ -61,18 +63,12 @@ impl XTile {
     }
 
     pub fn bytes(self) -> usize {
-        let bytes =
-            X_TILE_BYTES + self.sums / 8 * SUMS_BYTES + usize::from(self.offsets) * OFFSETS_BYTES;
+        let bytes = X_TILE_BYTES
+            + self.x_sums / 8 * SUMS_BYTES
+            + usize::from(self.x_offsets) * OFFSETS_BYTES;
         match (self.warpgroups, self.packed) {
             (true, _) => bytes + HALVES_BYTES,
             (false, packed) => (bytes >> usize::from(packed)) + PADDING_BYTES,
         }
-    }
-
-    pub fn constants(self) -> String {
-        constants(&[("X_SUMS", self.sums)])
-            + &flag("X_OFFSETS", self.offsets)
-            + &flag("WARPGROUPS", self.warpgroups)
-            + &flag("PACKED", self.packed)
     }
 }

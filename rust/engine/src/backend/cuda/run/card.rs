@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::kv::KvPool;
 use super::rows::RowBuffers;
+use super::shapes;
 use super::states::StatePool;
 use super::weights::DeviceWeights;
 use crate::backend::cuda::driver::ahead::Ahead;
@@ -168,7 +169,8 @@ impl Card {
             true => fuse(&plan),
             false => singles(&plan),
         };
-        let bytes = Scratch::new(&plan, &fused, max_rows, max_out);
+        let shapes = shapes::of(&context.info)?.0;
+        let bytes = Scratch::new(&plan, &fused, &shapes, max_rows, max_out);
         let scratch = ScratchBuffers::new(context, &bytes, &stream)?;
         let weights = DeviceWeights::new(context, &plan, wanted(&plan, &fused)?)?;
         let mut at = Addresses {
@@ -187,6 +189,7 @@ impl Card {
             lowering: Lowering {
                 plan,
                 fused,
+                shapes,
                 card: context.info.clone(),
                 kv_type: options.kv_type,
                 n_slots: options.n_slots,

@@ -15,6 +15,7 @@ mod rows;
 pub mod runner;
 pub mod sampling;
 mod sequences;
+pub mod shapes;
 mod states;
 mod storage;
 mod weights;

@@ -178,9 +178,15 @@ impl Runner for CudaRunner {
         let whole = run_us(stream, repeats, in_a_row, || Ok(()), again)?;
         let times = launch_us(stream, &list, repeats.clamp(1, 20), || Ok(()))?;
         let kernels = list.iter().zip(times).map(|(launch, us)| KernelTime {
+            kernel: launch.spec.entry,
             label: launch.spec.label.clone(),
             us,
             bytes: launch.spec.traffic.weights,
+            rows: launch.spec.traffic.rows,
+            grid: launch.spec.grid,
+            block: launch.spec.block,
+            shared: launch.spec.shared,
+            constants: launch.spec.variant.constants.named().collect(),
         });
         Ok(Profile {
             replay_us: whole,

@@ -4,6 +4,8 @@ use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
+use bytemuck::Zeroable;
+
 use crate::backend::cuda::driver::buffer::DeviceBuffer;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::host::HostBuffer;
@@ -11,8 +13,7 @@ use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::driver::stream::Stream;
 use crate::backend::cuda::lower::params::SlotState;
 use crate::backend::cuda::lower::sample::{
-    self, bias_words, mask_words, Draw, SampleAddresses, SampleShape, BINS, LIST, MAX_BLOCKS,
-    ROW_BYTES,
+    self, bias_words, mask_words, Arguments, Draw, SampleShape, BINS, LIST, MAX_BLOCKS, ROW_BYTES,
 };
 use crate::backend::SlotRequest;
 use crate::error::{Error, Result};
@@ -230,7 +231,7 @@ impl Sampling {
 
     /// The launches of a draw.
     pub fn specs(&self, draw: &Draw) -> Vec<Spec> {
-        let at = SampleAddresses {
+        let at = Arguments {
             state: self.state.address(),
             counts: self.counts.address(),
             history: self.history.address(),
@@ -241,6 +242,7 @@ impl Sampling {
             bin_masses: self.bin_masses.address(),
             list: self.list.address(),
             masks: self.masks.address(),
+            ..Arguments::zeroed()
         };
         sample::specs(&at, &self.shape, draw)
     }

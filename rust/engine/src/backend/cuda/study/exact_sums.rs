@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use crate::backend::cuda::driver::buffer::DeviceBuffer;
 use crate::backend::cuda::driver::compile::Compiler;
+use crate::backend::cuda::driver::constants::{Constants, Line};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::launch::Launch;
 use crate::backend::cuda::driver::module::Module;
@@ -104,13 +105,13 @@ fn types() -> impl Iterator<Item = &'static QuantType> {
 /// The kernel for all types: their headers, and `with_type`, which calls its second argument with
 /// type number so and so.
 pub fn variant() -> Variant {
-    let mut text = String::new();
-    for ty in types() {
-        let _ = writeln!(text, "#include \"{}\"", ty.kernel.header);
-    }
-    text.push_str("template <typename F>\nDEVICE void with_type(uint32_t number, F f) {\n");
+    let mut constants = Constants::default();
+    let mut text =
+        String::from("template <typename F>\nDEVICE void with_type(uint32_t number, F f) {\n");
     for (number, ty) in types().enumerate() {
+        constants.push(Line::Include(ty.kernel.header));
         let _ = writeln!(text, "    if (number == {number}) f({}{{}});", ty.name);
     }
-    Variant::new(&SOURCE, text + "}\n")
+    constants.push(Line::Function(text + "}\n"));
+    Variant::new(&SOURCE, constants)
 }
