@@ -5,14 +5,14 @@ use super::experts::{address_of, constants_of, ranks, Pairs};
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
 use super::params::{self, MatMul, Overflows, QkvRotation, Segment, Split, CONSTANTS};
-use super::product::{Op, Product};
+use super::product::Product;
 use super::shape::{largest_tile, segments, superblocks, MOST_BLOCK_X, TILE_ROWS};
 use super::x_tile::{XTile, X_TILE_ROWS};
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
-use crate::plan::fuse::{Experts, Fused};
+use crate::plan::fuse::{Experts, Fused, FusedOp, ProductOp};
 use crate::plan::parts::{parts, MOST_PARTS};
 use crate::plan::{Plan, Weight};
 use crate::quant::QuantType;
@@ -70,7 +70,7 @@ pub struct ProductBytes {
 
 impl ProductBytes {
     /// For passes of up to `rows` rows.
-    pub fn new(plan: &Plan, fused: &[Fused], rows: usize) -> Self {
+    pub fn new(plan: &Plan, fused: &[FusedOp], rows: usize) -> Self {
         let mut bytes = Self {
             tiles: 0,
             squares: 0,
@@ -79,8 +79,8 @@ impl ProductBytes {
         };
         // Of the shapes with the most rows of each.
         let rows = rows.next_multiple_of(MOST_SPLIT_ROWS);
-        for op in fused {
-            let Fused::MatVec { experts, parts, .. } = op else {
+        for FusedOp { op, .. } in fused {
+            let Fused::MatVec(ProductOp { experts, parts, .. }) = op else {
                 continue;
             };
             let first = plan.weight(parts[0].weight);
@@ -307,7 +307,7 @@ impl Shape {
 /// The launches of `product` with the `m` rows of `op.x`, or with their `pairs`.
 pub fn specs(
     l: &Lowering,
-    op: &Op<'_>,
+    op: &ProductOp,
     product: &Product,
     m: usize,
     pairs: Option<Pairs>,

@@ -1,14 +1,14 @@
 //! Rows of activations times weights that are floats.
 
-use super::experts::{address_of, constants_of, route_constants, Pairs};
+use super::experts::{address_of, constants_of, params_of, route_constants, Pairs};
 use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::params::{Experts, MatVecFloats, QkvRotation, Route, Segment, CONSTANTS};
-use super::pass_fusion::PassFusion;
-use super::product::{Op, Product};
+use super::product::Product;
 use super::shape::{segments, superblocks, MOST_FLOATS_X, TILE_COLS, TILE_ROWS};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
+use crate::plan::fuse::{PassFusion, ProductOp};
 use crate::quant::QuantType;
 
 static SOURCE: Source = source!(
@@ -34,7 +34,7 @@ const STAGED_BYTES: usize = 32 << 10;
 /// The launch of `product` with the `m` rows of `op.x`, or as many as pairs have.
 pub fn spec(
     l: &Lowering,
-    op: &Op<'_>,
+    op: &ProductOp,
     product: &Product,
     (m, pairs): (usize, Option<&Pairs>),
     pass: &Pass,
@@ -78,7 +78,7 @@ pub fn spec(
             + &product.constants,
     );
     let route_params = match &route {
-        Some(route) => route.params(l, m)?,
+        Some(route) => params_of(l, route, m)?,
         None => bytemuck::Zeroable::zeroed(),
     };
     let params = MatVecFloats {

@@ -16,13 +16,11 @@ mod norm;
 pub mod overflow;
 pub mod params;
 pub mod pass;
-mod pass_fusion;
 mod product;
 pub mod recurrence;
 pub mod rowwise;
 pub mod sample;
 pub mod shape;
-mod shared_expert;
 mod skinny;
 mod x_tile;
 

@@ -6,6 +6,7 @@ use super::shape::superblocks;
 use crate::backend::cuda::driver::source::{shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
+use crate::plan::fuse::{GateOp, NormAdd, NormPair};
 use crate::plan::{BufferId, Norm, WeightId};
 
 shared! {
@@ -77,37 +78,22 @@ pub fn rms_norm(
     launch(l, x, by, group, (out, End::Store), pass)
 }
 
-/// The launch of [`Fused::NormAdd`](crate::plan::fuse::Fused::NormAdd): `out += norm(x)`, then
-/// times the factor.
-pub fn norm_add(
-    l: &Lowering,
-    x: BufferId,
-    norm: Norm,
-    group: usize,
-    (out, factor): (BufferId, Option<WeightId>),
-    pass: &Pass,
-) -> Result<Spec> {
-    joined(l, x, norm, group, (out, End::Add(factor), "add"), pass)
+/// The launch of [`NormAdd`].
+pub fn norm_add(l: &Lowering, op: &NormAdd, pass: &Pass) -> Result<Spec> {
+    let end = (op.out, End::Add(op.factor), "add");
+    joined(l, op.x, (op.norm, op.group), end, pass)
 }
 
-/// The launch of [`Fused::NormGate`](crate::plan::fuse::Fused::NormGate): `out = silu(gate) * norm(x)`.
-pub fn norm_gate(
-    l: &Lowering,
-    x: BufferId,
-    norm: Norm,
-    group: usize,
-    (gate, out): (BufferId, BufferId),
-    pass: &Pass,
-) -> Result<Spec> {
-    joined(l, x, norm, group, (out, End::Gate(gate), "swiglu"), pass)
+/// The launch of a [`GateOp`] of normalized values.
+pub fn norm_gate(l: &Lowering, op: &GateOp, norm: (Norm, usize), pass: &Pass) -> Result<Spec> {
+    joined(l, op.x, norm, (op.out, End::Gate(op.gate), "swiglu"), pass)
 }
 
 /// A norm with what it ends in, said in one word.
 fn joined(
     l: &Lowering,
     x: BufferId,
-    norm: Norm,
-    group: usize,
+    (norm, group): (Norm, usize),
     (out, end, what): (BufferId, End, &str),
     pass: &Pass,
 ) -> Result<Spec> {
@@ -120,16 +106,15 @@ fn joined(
     Ok(spec)
 }
 
-/// The launch of [`Fused::NormPair`](crate::plan::fuse::Fused::NormPair): `out += norm(norm(a) +
-/// norm(b))`, then times the factor.
-pub fn norm_pair(
-    l: &Lowering,
-    [a, b]: [(BufferId, WeightId); 2],
-    norm: Norm,
-    group: usize,
-    (out, factor): (BufferId, Option<WeightId>),
-    pass: &Pass,
-) -> Result<Spec> {
+/// The launch of [`NormPair`].
+pub fn norm_pair(l: &Lowering, op: &NormPair, pass: &Pass) -> Result<Spec> {
+    let NormPair {
+        pair: [a, b],
+        norm,
+        group,
+        out,
+        factor,
+    } = *op;
     let floats = l.elements(out, pass) as usize;
     let rows = (floats / group) as u32;
     let params = RmsNormPair {

@@ -6,13 +6,14 @@ use super::lowering::{constants, flag, sizes, Lowering, Pass};
 use super::overflow::overflows;
 use super::params;
 use super::params::{Overflows, QkvRotation, Segment, Skinny, CONSTANTS};
-use super::product::{Op, Product};
+use super::product::Product;
 use super::shape::{largest_tile, segments, superblocks, TILE_COLS, TILE_ROWS};
 use super::x_tile::{XTile, X_TILE_ROWS};
 use crate::backend::cuda::driver::info::{DeviceInfo, MOST_CLUSTER};
 use crate::backend::cuda::driver::source::{source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
+use crate::plan::fuse::ProductOp;
 use crate::plan::parts::{longest_part, MOST_PARTS};
 use crate::quant::QuantType;
 
@@ -235,7 +236,7 @@ impl Shape {
 /// faster.
 pub fn spec(
     l: &Lowering,
-    op: &Op<'_>,
+    op: &ProductOp,
     product: &Product,
     m: usize,
     pass: &Pass,
