@@ -60,6 +60,9 @@ def model_info(
     `FileError` and `ModelError` where the file cannot be read, `ArgumentError` for the numbers.
     """
 
+def fused_plan(path: str | os.PathLike[str], rows: int) -> str:
+    """The fused plan of a step of so many rows, one op a line. Raises as `model_plan`."""
+
 def model_plan(path: str | os.PathLike[str], json: bool = False) -> str:
     """The plan of the model, one op a line, or as JSON. Raises as `model_info`, and `ModelError`
     where the architecture is not supported."""

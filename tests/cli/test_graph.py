@@ -39,6 +39,25 @@ def card(ksim_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
     return ksim_env | {"ONEGRAPH_CACHE_DIR": str(tmp_path_factory.mktemp("kernels"))}
 
 
+def test_the_fused_plan_is_printed_without_a_card(cli: Any, tiny: Path) -> None:
+    done = cli("graph", tiny, "--plan")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    assert [number for number, _ in lines] == [str(i) for i in range(len(lines))]
+    text = [line for _, line in lines]
+    # Of two layers q, k and v, attention, its product, gate and up, down; and what is around them.
+    assert len(text) == 2 * 5 + 3
+    assert text[0].startswith("x = embed(token_embd.weight Q6_K[")
+    qkv = "q, k, v = [products, rope](x): 1 matvec, 2 matvec, 3 matvec, 4 rope, 5 rope"
+    assert text[1] == qkv
+    assert "[heads, store, attention](" in text[2]
+    assert text[3].startswith("x = [product, add](") and text[4].count("matvec") == 2
+    several = cli("graph", tiny, "--plan", "--batch-size", 8).stdout
+    assert several == done.stdout
+    refused = cli("graph", tiny, "--plan", "--each")
+    assert refused.returncode == 2 and "--each: the plan is fused" in refused.stderr
+
+
 def test_the_graph_is_shown(cli: Any, tiny: Path, card: dict[str, str], tmp_path: Path) -> None:
     dot = tmp_path / "step.dot"
     options = ["graph", tiny, "--n-ctx", 64, "--repeats", 1]

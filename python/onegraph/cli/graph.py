@@ -12,18 +12,20 @@ from typing import Any, TypeVar
 
 import click
 
-from onegraph import LLM, ArgumentError, GraphOptions
+from onegraph import LLM, ArgumentError, GraphOptions, _native, hub
 from onegraph.cli.card import card_only
-from onegraph.cli.options import MODEL, given, model_options
+from onegraph.cli.options import MODEL, given, model_options, refuse_given
 from onegraph.cli.terminal import debug_option, json_option, progress, say, show_table
 from onegraph.graphs import GraphKernel, GraphMode, GraphProfile
 from onegraph.printable import printable
+from onegraph.progress import shown
 
 #: Tokens before the step that is timed, where the context has them.
 POSITION = 128
 #: Tokens after it that timing needs: steps are timed in rows.
 ROOM = 16
-
+#: Options of what is measured.
+MEASURED = ("position", "repeats", "cuda_graph", "each", "stamps", "dot")
 
 T = TypeVar("T")
 
@@ -38,6 +40,7 @@ T = TypeVar("T")
 @click.option("--cuda-graph", default="full", show_default=True, help="full or piecewise.")
 @click.option("--each", is_flag=True, help="A line for each kernel, in the order of the step.")
 @click.option("--stamps", is_flag=True, help="A table of when kernels came to which moment, too.")
+@click.option("--plan", is_flag=True, help="Print the fused plan of the step; run nothing.")
 @click.option("--dot", type=click.Path(dir_okay=False, path_type=Path), help="Write the graph.")
 @model_options
 @json_option
@@ -50,6 +53,7 @@ def command(
     cuda_graph: GraphMode,
     each: bool,
     stamps: bool,
+    plan: bool,
     dot: Path | None,
     as_json: bool,
     **options: Any,
@@ -61,13 +65,23 @@ def command(
     line of boundaries says how much of the sum is starts and ends. MB and GB/s count all that a
     kernel has to read and write: weights, keys and values, rows; the peak is measured here by a
     kernel that only reads. --stamps runs the step with kernels that note when their blocks came to
-    which moment of a replay. --dot writes Graphviz' language, `dot -Tsvg` draws it.
+    which moment of a replay. --plan prints a line for each fused operation, with the rule that
+    found it and the operations of the plan that it replaced; where there is no card, as on one of
+    132 multiprocessors. --dot writes Graphviz' language, `dot -Tsvg` draws it.
     """
     if each and as_json:
         raise click.UsageError("--each is for the table: the JSON lists each kernel as it is")
     chosen = given(MODEL, options)
     if batch_size < 1:
         raise ArgumentError(f"batch_size = {batch_size}: must be 1 or more")
+    if plan and as_json:
+        raise click.UsageError("--plan and --json do not go together: the plan is a listing")
+    if plan:
+        refuse_given(MEASURED, "the plan is fused for the batch size alone")
+        with shown(progress()) as told:
+            path = hub.resolve(model, progress=told)
+        say(_native.fused_plan(path, batch_size).rstrip("\n"))
+        return
     with (
         card_only(chosen.pop("device", "auto"), "it captures no graphs") as device,
         LLM(

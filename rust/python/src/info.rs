@@ -1,11 +1,15 @@
 //! What a model is, before it is loaded.
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use onegraph::arch;
+use onegraph::backend::cuda::driver::device;
 use onegraph::config::Config;
 use onegraph::engine::Options;
 use onegraph::error::{Error, Result};
 use onegraph::info::ModelInfo;
+use onegraph::plan::fuse::{FusedPlan, PassShape};
+use onegraph::plan::Plan;
 use onegraph::quant::DEFAULT_KV;
 use onegraph::weights::Model;
 use pyo3::prelude::*;
@@ -39,14 +43,37 @@ pub fn model_info(
     })
 }
 
+/// Multiprocessors of the card that a plan is fused for where there is none: an H100 or H200.
+const SMS: usize = 132;
+
+fn plan_of(path: &Path) -> Result<Plan> {
+    let model = Model::open(path)?;
+    arch::find(Config::architecture(&model.gguf)?)?;
+    arch::plan(&model.config()?)
+}
+
+/// The fused plan of a step of `rows` rows, one op a line: on the first card, or where there is none on one
+/// of 132 multiprocessors.
+#[pyfunction]
+pub fn fused_plan(py: Python<'_>, path: PathBuf, rows: usize) -> PyResult<String> {
+    detached(py, || {
+        let plan = Arc::new(plan_of(&path)?);
+        let shape = PassShape {
+            rows,
+            out: rows,
+            is_step: true,
+            sms: device::info(0).map_or(SMS, |card| card.sm_count as usize),
+        };
+        Ok(FusedPlan::new(&plan, true).listed(&shape))
+    })
+}
+
 /// The plan, one op a line, or as JSON.
 #[pyfunction]
 #[pyo3(signature = (path, json=false))]
 pub fn model_plan(py: Python<'_>, path: PathBuf, json: bool) -> PyResult<String> {
     detached(py, || {
-        let model = Model::open(&path)?;
-        arch::find(Config::architecture(&model.gguf)?)?;
-        let plan = arch::plan(&model.config()?)?;
+        let plan = plan_of(&path)?;
         if json {
             to_json(&plan)
         } else {

@@ -31,7 +31,7 @@ mod _native {
     #[pymodule_export]
     use super::generation::{Generated, Generation};
     #[pymodule_export]
-    use super::info::{model_info, model_plan};
+    use super::info::{fused_plan, model_info, model_plan};
     #[pymodule_export]
     use super::llm::{Engine, Loading};
     #[pymodule_export]

@@ -1,17 +1,59 @@
-//! The fusion pass: neighbouring ops that one kernel can do become one fused op. A backend that
+//! Fusion: neighbouring ops that one launch can do become one fused op. One driver applies the rules of one
+//! table, those of every pass to the plan, then those of some passes to what they gave. A backend that
 //! lowers a plan runs fused ops; the interpreter runs the plan itself and stays the oracle.
 
 mod experts;
+mod listing;
+mod liveness;
 mod norms;
-mod rules;
+mod pass;
+mod products;
+mod rotations;
+mod rule;
 mod slices;
+#[cfg(test)]
+mod tests;
 
+use std::sync::Arc;
+
+use super::signature::{Access, Operand, Rotation};
+use super::{BufferId, Gating, Norm, Op, Plan, Rows, WeightId};
+use liveness::Liveness;
+use rule::{apply, Rule};
+
+pub use pass::{MOST_FLOATS_X, MOST_RANKS};
+pub use rotations::MOST_NEAR_DIM;
 pub use slices::{RowSlice, TILE_ROWS};
 
-use super::signature::Rotation;
-use super::{BufferId, Norm, Op, Plan, RopeStyle, WeightId};
+/// The rules, in any order: of those that match, the one that covers the most ops is applied.
+const RULES: &[Rule] = &[
+    Rule::plan("products", products::products),
+    Rule::plan("product, add", products::residual),
+    Rule::plan("products, activation", products::activation),
+    Rule::plan("product, halves, activation", products::halves),
+    Rule::plan("products, rope", products::qkv),
+    Rule::plan("products, slices", slices::slices),
+    Rule::plan("norm, add", norms::norm_add),
+    Rule::plan("norms, add, norm, add", norms::norm_pair),
+    Rule::plan("norm, gate", norms::norm_gate),
+    Rule::plan("norms, rope", rotations::norm_rope),
+    Rule::plan("convolution, delta rule", rotations::convolved),
+    Rule::plan("factor, route, factors", experts::route),
+    Rule::plan("mix", experts::mix),
+    Rule::plan("mix, add", experts::mix_add),
+    Rule::pass("heads, store, attention", pass::stored),
+    Rule::pass("gate, product", pass::gated),
+    Rule::pass("route, product by experts", pass::choice),
+    Rule::pass(
+        "route, product by experts, shared product",
+        pass::shared_choice,
+    ),
+    Rule::pass("router, route", pass::routed),
+    Rule::pass("product by experts, mix", pass::mix),
+    Rule::pass("product by experts, mix, shared product", pass::shared_mix),
+];
 
-/// What a fused mat-vec does with its sums.
+/// What becomes of a product's sums.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Epilogue {
     /// `out = sum`.
@@ -39,20 +81,10 @@ pub enum Gate {
     ClampedSwi,
 }
 
-/// The gate that `op` is, of what it lets through which, and where that goes.
-fn gate(op: &Op) -> Option<(Gate, [BufferId; 3])> {
-    match *op {
-        Op::SwiGlu { gate, up, out } => Some((Gate::Swi, [gate, up, out])),
-        Op::GeGlu { gate, up, out } => Some((Gate::Ge, [gate, up, out])),
-        Op::ClampedSwiGlu { gate, up, out } => Some((Gate::ClampedSwi, [gate, up, out])),
-        _ => None,
-    }
-}
-
-/// Most matrices of a fused mat-vec.
+/// Most matrices of a fused product.
 pub const MOST_PARTS: usize = 4;
 
-/// One matrix of a fused mat-vec.
+/// One matrix of a fused product.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Part {
     pub weight: WeightId,
@@ -64,81 +96,118 @@ pub struct Part {
     pub slice: Option<RowSlice>,
 }
 
-/// An op of the fused list.
+/// Which experts a product's rows go to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Experts {
+    pub routes: BufferId,
+    /// Whether each rank has a row of x of its own.
+    pub ranked: bool,
+}
+
+/// Products of one `x` with one norm, what follows them, and in some passes what is around them.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Fused {
-    /// An op that is not fused.
-    Single(Op),
-    /// Mat-vecs of one `x` with one norm, and what follows them.
-    MatVec {
-        x: BufferId,
-        norm: Option<Norm>,
-        /// Whether the op before is the gate that `x` comes from, and nothing else wants that.
-        gated: bool,
-        /// Set where each part is a matrix for each expert.
-        experts: Option<Experts>,
-        parts: Vec<Part>,
-        epilogue: Epilogue,
-    },
-    /// `out += x`, normalized as [`Op::RmsNorm`] says; then `out *= factor`, where there is one.
-    NormAdd {
-        x: BufferId,
-        norm: Norm,
-        group: usize,
-        out: BufferId,
-        /// A tensor of one number.
-        factor: Option<WeightId>,
-    },
-    /// `out += ` the sum of two rows, each normalized by its weight as [`Op::RmsNorm`] says, and that sum
-    /// normalized by `norm`, of one eps; then `out *= factor`, where there is one.
-    NormPair {
-        pair: [(BufferId, WeightId); 2],
-        norm: Norm,
-        group: usize,
-        out: BufferId,
-        /// A tensor of one number.
-        factor: Option<WeightId>,
-    },
-    /// `out = silu(gate) * x`, normalized as [`Op::RmsNorm`] says.
-    NormGate {
-        x: BufferId,
-        norm: Norm,
-        group: usize,
-        gate: BufferId,
-        out: BufferId,
-    },
-    /// What [`Op::Route`] chooses by logits that are first multiplied by the factor, where there is one.
-    /// Then each weight is multiplied by its expert's, where they have some.
-    Route {
-        factor: Option<f32>,
-        /// [`Op::Route`].
-        choice: Op,
-        /// A number of each expert.
-        scales: Option<WeightId>,
-    },
-    /// `out = ` what [`Op::MixExperts`] makes of `x`, which nothing else wants; or `out += ` that.
+pub struct ProductOp {
+    /// Its place in [`FusedPlan::list`].
+    pub number: usize,
+    pub x: BufferId,
+    pub norm: Option<Norm>,
+    /// Set where each part is a matrix for each expert.
+    pub experts: Option<Experts>,
+    pub parts: Vec<Part>,
+    pub epilogue: Epilogue,
+    /// What its launch makes too, where there is room for it.
+    pub fusion: PassFusion,
+    /// The same product of an expert that every row goes to: one rank more of a first product, one term more
+    /// of a last one, behind its gate.
+    pub shared: Option<Box<ProductOp>>,
+}
+
+/// What some passes fuse into a product.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum PassFusion {
+    Nothing,
+    /// Before it: the gate of its x.
+    Gate(GateOp),
+    /// Before a product by experts: their routing.
+    Choice(RouteOp),
+    /// Behind a router's product: the routing by its logits.
+    Route(RouteOp),
+    /// Behind a product by experts: their weighted sum. Where it is chained, a block has its tiles of all of
+    /// them.
     Mix {
-        x: BufferId,
-        routes: BufferId,
-        out: BufferId,
-        adds: bool,
+        mix: MixOp,
+        is_chained: bool,
     },
-    /// [`Op::ShortConv`] through silu and the [`Op::DeltaNet`] behind it, the only one that wants what it
-    /// gives.
-    ConvolvedRule { conv: Op, rule: Op },
-    /// Heads of queries and keys, in place: each normalized as [`Op::RmsNorm`] says, then rotated. Before
-    /// them those of values, where there are some, normalized without a weight.
-    QkNormRope {
-        queries: NormedHeads,
-        keys: NormedHeads,
-        values: Option<Values>,
-        /// Whether nothing wants them behind the next two ops, those that store keys and values and
-        /// that attend.
-        attended: bool,
-        head_dim: usize,
-        eps: f32,
-        rotation: Rotation,
-    },
+}
+
+/// `out = silu(gate) * x`, with x normalized as [`Op::RmsNorm`] says, or [`Op::SigmoidMul`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GateOp {
+    pub x: BufferId,
+    pub gate: BufferId,
+    pub out: BufferId,
+    /// Of groups of so many values, where these are normalized first.
+    pub norm: Option<(Norm, usize)>,
+}
+
+/// What [`Op::Route`] chooses by logits that are first multiplied by the factor. Then each weight is
+/// multiplied by its expert's, where they have some.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RouteOp {
+    pub logits: BufferId,
+    pub bias: Option<WeightId>,
+    pub out: BufferId,
+    pub gating: Gating,
+    pub renormalize: bool,
+    pub scale: f32,
+    /// 1 changes nothing.
+    pub factor: f32,
+    /// A number of each expert.
+    pub scales: Option<WeightId>,
+}
+
+/// `out = ` what [`Op::MixExperts`] makes of `x`; or `out += ` that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MixOp {
+    pub x: BufferId,
+    pub routes: BufferId,
+    pub out: BufferId,
+    pub adds: bool,
+}
+
+/// `out += x`, normalized as [`Op::RmsNorm`] says; then `out *= factor`, where there is one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NormAdd {
+    pub x: BufferId,
+    pub norm: Norm,
+    pub group: usize,
+    pub out: BufferId,
+    /// A tensor of one number.
+    pub factor: Option<WeightId>,
+}
+
+/// `out += ` the sum of two rows, each normalized by its weight as [`Op::RmsNorm`] says, and that sum
+/// normalized by `norm`, of one eps; then `out *= factor`, where there is one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NormPair {
+    pub pair: [(BufferId, WeightId); 2],
+    pub norm: Norm,
+    pub group: usize,
+    pub out: BufferId,
+    /// A tensor of one number.
+    pub factor: Option<WeightId>,
+}
+
+/// Heads of queries and keys, in place: each normalized as [`Op::RmsNorm`] says, then rotated. Before
+/// them those of values, where there are some, normalized without a weight.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QkNormRope {
+    pub queries: NormedHeads,
+    pub keys: NormedHeads,
+    pub values: Option<Values>,
+    pub head_dim: usize,
+    pub eps: f32,
+    pub rotation: Rotation,
 }
 
 /// Heads that are normalized by one weight.
@@ -156,608 +225,231 @@ pub struct Values {
     pub are_keys: bool,
 }
 
-/// Widest heads that one launch normalizes and rotates, and what their halves are multiples of.
-const MOST_ROTATED_DIM: usize = 512;
-const ROTATED_MULTIPLE: usize = 8;
+/// What attention stores before it attends: keys and values of the rows, and what it makes of their heads
+/// before that.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Stored {
+    pub k: BufferId,
+    pub v: BufferId,
+    pub norm_rope: Option<QkNormRope>,
+}
 
-/// Widest heads of which a lane has eight values. Of wider ones it has as many of a second 256, and
-/// finds partners in other lanes' first ones, up to this half, or in its own second ones.
-pub const MOST_NEAR_DIM: usize = 256;
-const MOST_NEAR_HALF: usize = 128;
-const FAR_HALF: usize = 256;
+/// An op of a fused list.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Fused {
+    /// An op that no rule has a form for.
+    Single(Op),
+    MatVec(ProductOp),
+    NormAdd(NormAdd),
+    NormPair(NormPair),
+    Gate(GateOp),
+    Route(RouteOp),
+    Mix(MixOp),
+    QkNormRope(QkNormRope),
+    /// [`Op::ShortConv`] through silu and the [`Op::DeltaNet`] behind it.
+    ConvolvedRule {
+        conv: Op,
+        rule: Op,
+    },
+    /// [`Op::Attention`] behind what it stores.
+    Attention {
+        attention: Op,
+        stored: Stored,
+    },
+}
 
-/// Which experts a product's rows go to.
+/// A fused op, the rule that found it, if one did, and the ops of the plan that it stands for, in their order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FusedOp {
+    pub op: Fused,
+    pub rule: Option<&'static str>,
+    pub ops: Vec<usize>,
+}
+
+/// What fusion goes by of a pass, and of the card that it runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Experts {
-    pub routes: BufferId,
-    /// Whether each rank has a row of x of its own.
-    pub ranked: bool,
+pub struct PassShape {
+    pub rows: usize,
+    /// Rows that give logits.
+    pub out: usize,
+    /// Whether each row is the newest token of a sequence of its own.
+    pub is_step: bool,
+    /// Multiprocessors of the card.
+    pub sms: usize,
 }
 
-/// `plan.ops`, without any fusion.
-pub fn singles(plan: &Plan) -> Vec<Fused> {
-    plan.ops.iter().map(single).collect()
+/// The fused ops of a plan.
+#[derive(Debug, Clone)]
+pub struct FusedPlan {
+    plan: Arc<Plan>,
+    live: Liveness,
+    /// Of every pass.
+    pub list: Vec<FusedOp>,
 }
 
-/// Fuses `plan.ops`.
-pub fn fuse(plan: &Plan) -> Vec<Fused> {
-    let mut fused = Vec::new();
-    let mut at = 0;
-    while at < plan.ops.len() {
-        match mat_vecs(plan, at).or_else(|| between(plan, at)) {
-            Some((mut op, used)) => {
-                at += used;
-                match &mut op {
-                    Fused::MatVec { x, gated, .. } => {
-                        let is_its = fused.last().and_then(gate_out) == Some(*x);
-                        *gated = is_its && !is_live(plan, at, *x);
-                    }
-                    Fused::QkNormRope {
-                        queries,
-                        keys,
-                        values,
-                        attended,
-                        ..
-                    } => {
-                        let values = values.map(|values| values.out);
-                        let mut heads = [queries.x, keys.x].into_iter().chain(values);
-                        *attended = heads.all(|id| !is_live(plan, at + 2, id));
-                    }
-                    _ => {}
-                }
-                fused.push(op);
-            }
-            None => {
-                fused.push(single(&plan.ops[at]));
-                at += 1;
+impl FusedPlan {
+    /// `plan`, fused, or each op by itself.
+    pub fn new(plan: &Arc<Plan>, is_fused: bool) -> Self {
+        Self::by(RULES, plan, is_fused)
+    }
+
+    fn by(rules: &[Rule], plan: &Arc<Plan>, is_fused: bool) -> Self {
+        let live = Liveness::new(plan);
+        let single = |(at, op)| FusedOp {
+            op: single(op),
+            rule: None,
+            ops: vec![at],
+        };
+        let mut list: Vec<_> = plan.ops.iter().enumerate().map(single).collect();
+        if is_fused {
+            list = apply(plan, &live, rules, &list, None);
+        }
+        for (at, fused) in list.iter_mut().enumerate() {
+            if let Fused::MatVec(product) = &mut fused.op {
+                product.number = at;
             }
         }
+        Self {
+            plan: plan.clone(),
+            live,
+            list,
+        }
     }
-    fused
+
+    /// The list of such a pass.
+    pub fn of_pass(&self, shape: &PassShape) -> Vec<FusedOp> {
+        self.of_pass_by(RULES, shape)
+    }
+
+    fn of_pass_by(&self, rules: &[Rule], shape: &PassShape) -> Vec<FusedOp> {
+        apply(&self.plan, &self.live, rules, &self.list, Some(shape))
+    }
 }
 
-/// Where the op leaves what a gate lets through, if it is one that a product's launch can be.
-fn gate_out(op: &Fused) -> Option<BufferId> {
-    match op {
-        Fused::Single(Op::SigmoidMul { out, .. }) | Fused::NormGate { out, .. } => Some(*out),
-        _ => None,
+impl PassShape {
+    /// How many rows it has of a kind.
+    pub fn count(&self, rows: Rows) -> usize {
+        rows.of(self.rows, self.out)
     }
 }
 
+/// The op by itself: of what rules bind, their form.
 fn single(op: &Op) -> Fused {
-    match product(op) {
-        Some((of, part)) => of.fused(vec![part], Epilogue::Store),
-        None => Fused::Single(op.clone()),
-    }
-}
-
-/// The rows that a product multiplies.
-#[derive(Clone, Copy, PartialEq)]
-struct Multiplied {
-    x: BufferId,
-    norm: Option<Norm>,
-    experts: Option<Experts>,
-}
-
-impl Multiplied {
-    fn fused(self, parts: Vec<Part>, epilogue: Epilogue) -> Fused {
-        Fused::MatVec {
-            x: self.x,
-            norm: self.norm,
-            gated: false,
-            experts: self.experts,
-            parts,
-            epilogue,
-        }
-    }
-}
-
-/// What `op` multiplies, and with what, where it is a product.
-fn product(op: &Op) -> Option<(Multiplied, Part)> {
     match *op {
-        Op::MatVec {
-            x,
-            norm,
-            weight,
+        Op::Route {
+            logits,
             bias,
-            scale,
             out,
-        } => {
-            let experts = None;
-            let part = Part {
-                weight,
-                scale,
-                bias,
-                out,
-                slice: None,
-            };
-            Some((Multiplied { x, norm, experts }, part))
-        }
-        Op::ExpertMatVec {
-            x,
-            ranked,
-            norm,
-            routes,
-            weight,
+            gating,
+            renormalize,
+            scale,
+        } => Fused::Route(RouteOp {
+            logits,
             bias,
+            out,
+            gating,
+            renormalize,
             scale,
-            out,
-        } => {
-            let experts = Some(Experts { routes, ranked });
-            let part = Part {
-                weight,
-                scale,
-                bias,
-                out,
-                slice: None,
-            };
-            Some((Multiplied { x, norm, experts }, part))
-        }
-        _ => None,
+            factor: 1.0,
+            scales: None,
+        }),
+        _ => products::single(op).map_or_else(|| Fused::Single(op.clone()), Fused::MatVec),
     }
 }
 
-/// Whether `id` is live: an op from `from` on reads it before it is written again, or it is the logits.
-fn is_live(plan: &Plan, from: usize, id: BufferId) -> bool {
-    for op in plan.ops.iter().skip(from) {
-        let op = op.signature();
-        if op.inputs().any(|input| input == id) {
-            return true;
+impl ProductOp {
+    /// What it reads and writes.
+    fn operands(&self) -> Vec<Operand> {
+        let mut list = Vec::new();
+        let mut add = |access, id| list.push(Operand::new(id, access));
+        match self.fusion {
+            PassFusion::Gate(gate) => [gate.x, gate.gate]
+                .into_iter()
+                .for_each(|id| add(Access::Read, id)),
+            _ => add(Access::Read, self.x),
         }
-        if op.overwritten().any(|output| output == id) {
-            return false;
-        }
-    }
-    id == plan.logits
-}
-
-/// The mat-vecs from `start` on of one x and one norm, with what follows them; and how many ops that
-/// are.
-fn mat_vecs(plan: &Plan, start: usize) -> Option<(Fused, usize)> {
-    let ops = &plan.ops[start..];
-    let (of, first) = product(ops.first()?)?;
-    // Products of integers and of floats have different kernels.
-    let integers = |id| plan.weight(id).ty.integers;
-    let joins = |(its, part): &(Multiplied, Part)| {
-        *its == of && integers(part.weight) == integers(first.weight)
-    };
-    let parts = ops.iter().map_while(|op| product(op).filter(joins));
-    let parts: Vec<Part> = parts.map(|(_, part)| part).collect();
-    let count = parts.len();
-    let at = start + count;
-    let (epilogue, used) =
-        experts::halves(plan, at, of.x, &parts).unwrap_or_else(|| epilogue(plan, at, of.x, &parts));
-    let (parts, used) = match epilogue {
-        Epilogue::Store => slices::slices(plan, at, &of, &parts).unwrap_or((parts, used)),
-        _ => (parts, used),
-    };
-    if epilogue == Epilogue::Store && parts.len() > MOST_PARTS {
-        return None;
-    }
-    Some((of.fused(parts, epilogue), count + used))
-}
-
-/// What is joined at `at` where no product begins there.
-fn between(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
-    norms::norm_pair(plan, at)
-        .or_else(|| norms::norm_add(plan, at))
-        .or_else(|| norms::norm_gate(plan, at))
-        .or_else(|| experts::mix(plan, at))
-        .or_else(|| rules::convolved(plan, at))
-        .or_else(|| qkv_norm_rope(plan, at))
-        .or_else(|| qk_norm_rope(plan, at))
-        .or_else(|| experts::route(plan, at))
-}
-
-/// The norms of queries' and keys' heads at `at` and their rotations behind them, alike but for their
-/// weights.
-fn qk_norm_rope(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
-    let [q_norm, k_norm, q_rope, k_rope] = plan.ops.get(at..at + 4)? else {
-        return None;
-    };
-    let normed = |op: &Op| match *op {
-        Op::RmsNorm {
-            x,
-            weight,
-            out,
-            group,
-            eps,
-        } if x == out => Some((NormedHeads { x, weight: weight? }, group, eps)),
-        _ => None,
-    };
-    let ((queries, head_dim, eps), keys) = (normed(q_norm)?, normed(k_norm)?);
-    if (keys.1, keys.2) != (head_dim, eps) || keys.0.x == queries.x {
-        return None;
-    }
-    let rotated = |id: BufferId, op: &Op| match *op {
-        Op::Rope {
-            x,
-            n_head,
-            table,
-            style,
-        } if x == id && plan.buffer(x).width == n_head * head_dim => {
-            Some(Rotation { table, style })
-        }
-        _ => None,
-    };
-    let rotation = rotated(queries.x, q_rope)?;
-    let half = plan.ropes[rotation.table].inv_freq.len();
-    let are_found =
-        rotation.style == RopeStyle::Halves && (half <= MOST_NEAR_HALF || half == FAR_HALF);
-    let fits = head_dim <= MOST_ROTATED_DIM
-        && head_dim.is_multiple_of(ROTATED_MULTIPLE)
-        && half.is_multiple_of(ROTATED_MULTIPLE)
-        && (head_dim <= MOST_NEAR_DIM || are_found);
-    if rotated(keys.0.x, k_rope) != Some(rotation) || !fits {
-        return None;
-    }
-    let fused = Fused::QkNormRope {
-        queries,
-        keys: keys.0,
-        values: None,
-        attended: false,
-        head_dim,
-        eps,
-        rotation,
-    };
-    Some((fused, 4))
-}
-
-/// The norm of values' heads at `at` and those of queries and keys with their rotations behind it, which are
-/// apart from it.
-fn qkv_norm_rope(plan: &Plan, at: usize) -> Option<(Fused, usize)> {
-    let Op::RmsNorm {
-        x,
-        weight: None,
-        out,
-        group,
-        eps: own_eps,
-    } = plan.ops[at]
-    else {
-        return None;
-    };
-    let (mut fused, used) = qk_norm_rope(plan, at + 1)?;
-    let Fused::QkNormRope {
-        queries,
-        keys,
-        values,
-        head_dim,
-        eps,
-        ..
-    } = &mut fused
-    else {
-        return None;
-    };
-    let are_alike = (group, own_eps) == (*head_dim, *eps);
-    let are_keys = x == keys.x && plan.buffer(x).width == plan.buffer(out).width;
-    let are_apart = ![queries.x, keys.x].contains(&out) && (x == out || are_keys);
-    *values = Some(Values { out, are_keys });
-    (are_alike && are_apart).then_some((fused, 1 + used))
-}
-
-/// The epilogue that the ops from `at` on allow behind products of `x`, and how many of them it
-/// stands for. None writes to `x`, of which other blocks of the kernel may still be reading.
-fn epilogue(plan: &Plan, at: usize, x: BufferId, parts: &[Part]) -> (Epilogue, usize) {
-    let dead = |ids: &[BufferId], from: usize| ids.iter().all(|id| !is_live(plan, from, *id));
-    match (parts, &plan.ops[at..]) {
-        ([part], [Op::Add { x: sum, out }, ..])
-            if *sum == part.out && *out != x && dead(&[*sum], at + 1) =>
-        {
-            (
-                Epilogue::Add {
-                    out: *out,
-                    scale: 1.0,
-                },
-                1,
-            )
-        }
-        ([part], [Op::Scale { x: scaled, factor }, Op::Add { x: sum, out }, ..])
-            if *scaled == part.out && *sum == part.out && *out != x && dead(&[*sum], at + 2) =>
-        {
-            let scale = *factor;
-            (Epilogue::Add { out: *out, scale }, 2)
-        }
-        _ => gated(plan, at, x, parts)
-            .or_else(|| qkv(plan, at, parts))
-            .unwrap_or((Epilogue::Store, 0)),
-    }
-}
-
-/// [`Epilogue::Gated`], where the op at `at` is it.
-fn gated(plan: &Plan, at: usize, x: BufferId, parts: &[Part]) -> Option<(Epilogue, usize)> {
-    let [a, b] = parts else {
-        return None;
-    };
-    let (gate, [of, up, out]) = gate(plan.ops.get(at)?)?;
-    let is_alone = [of, up].iter().all(|id| !is_live(plan, at + 1, *id));
-    let joins = (of, up) == (a.out, b.out)
-        && out != x
-        && plan.weight(a.weight).ty == plan.weight(b.weight).ty
-        && is_alone;
-    joins.then_some((Epilogue::Gated { gate, out }, 1))
-}
-
-/// [`Epilogue::Qkv`], where the ops from `at` on are RoPE of q and of k.
-fn qkv(plan: &Plan, at: usize, parts: &[Part]) -> Option<(Epilogue, usize)> {
-    let ([q, k, _], [q_rope, k_rope, ..]) = (parts, &plan.ops[at..]) else {
-        return None;
-    };
-    let (rotation, head_dim) = rotated_whole(plan, q.out, q_rope)?;
-    let (key_rotation, key_dim) = rotated_whole(plan, k.out, k_rope)?;
-    if (key_rotation.style, key_dim) != (rotation.style, head_dim) || head_dim % 16 != 0 {
-        return None;
-    }
-    let epilogue = Epilogue::Qkv {
-        rotation,
-        key_table: key_rotation.table,
-        head_dim,
-    };
-    Some((epilogue, 2))
-}
-
-/// How `op` rotates the heads of `id`, all of each, and how wide they are.
-fn rotated_whole(plan: &Plan, id: BufferId, op: &Op) -> Option<(Rotation, usize)> {
-    let &Op::Rope {
-        x,
-        n_head,
-        table,
-        style,
-    } = op
-    else {
-        return None;
-    };
-    let head_dim = plan.buffer(x).width / n_head;
-    let is_whole = head_dim == 2 * plan.ropes[table].inv_freq.len();
-    (x == id && is_whole).then_some((Rotation { table, style }, head_dim))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::plan::{KvShape, RopeTable, Rows, Weight};
-    use crate::quant;
-
-    pub const X: BufferId = BufferId(0);
-    pub const SUM: BufferId = BufferId(4);
-    pub const NORM: Norm = Norm {
-        weight: WeightId(0),
-        eps: 1e-5,
-    };
-
-    /// Rows of 64 values in five buffers, a vector and a matrix.
-    pub fn plan(ops: Vec<Op>) -> Plan {
-        let mut plan = Plan {
-            ops,
-            ropes: vec![RopeTable {
-                inv_freq: vec![1.0; 32],
-                factors: None,
-                scale: 1.0,
-                temperature: None,
-            }],
-            kv: vec![KvShape {
-                n_head_kv: 1,
-                head_dim: 64,
-            }],
-            logits: SUM,
-            ..Plan::default()
-        };
-        for name in ["x", "a", "b", "c", "sum"] {
-            plan.add_buffer(name, 64, Rows::Batch);
-        }
-        for (name, n_in, n_out) in [("norm", 64, 1), ("matrix", 64, 64), ("factor", 1, 1)] {
-            plan.add_weight(Weight {
-                name: name.into(),
-                n_in,
-                n_out,
-                n_expert: 1,
-                ty: &quant::TYPES[0],
-            });
-        }
-        plan.check().unwrap();
-        plan
-    }
-
-    fn product(norm: Option<Norm>, out: usize) -> Op {
-        Op::MatVec {
-            x: X,
-            norm,
-            weight: WeightId(1),
-            bias: None,
-            scale: None,
-            out: BufferId(out),
-        }
-    }
-
-    pub fn product_of(x: BufferId, out: usize) -> Op {
-        Op::MatVec {
-            x,
-            norm: None,
-            weight: WeightId(1),
-            bias: None,
-            scale: None,
-            out: BufferId(out),
-        }
-    }
-
-    /// The norm and the number of matrices of each fused product.
-    fn products(ops: Vec<Op>) -> Vec<(Option<Norm>, usize)> {
-        let of = |op| match op {
-            Fused::MatVec { norm, parts, .. } => Some((norm, parts.len())),
-            _ => None,
-        };
-        fuse(&plan(ops)).into_iter().filter_map(of).collect()
-    }
-
-    #[test]
-    fn products_of_one_input_and_norm_are_joined() {
-        let normed = || -> Vec<Op> { (1..4).map(|out| product(Some(NORM), out)).collect() };
-        assert_eq!(products(normed()), [(Some(NORM), 3)]);
-        assert_eq!(singles(&plan(normed())).len(), 3);
-    }
-
-    #[test]
-    fn products_of_another_norm_or_none_are_not() {
-        let other = Norm { eps: 1e-6, ..NORM };
-        let ops = [None, Some(NORM), Some(other)];
-        let ops = ops.into_iter().zip(1..).map(|(n, out)| product(n, out));
-        let wanted = [(None, 1), (Some(NORM), 1), (Some(other), 1)];
-        assert_eq!(products(ops.collect()), wanted);
-    }
-
-    #[test]
-    fn a_residual_is_joined_unless_it_is_the_input() {
-        for (out, is_joined) in [(SUM, true), (X, false)] {
-            let add = Op::Add {
-                x: BufferId(1),
-                out,
-            };
-            let fused = fuse(&plan(vec![product(Some(NORM), 1), add]));
-            assert_eq!(fused.len(), if is_joined { 1 } else { 2 });
-        }
-    }
-
-    #[test]
-    fn logits_are_stored_although_no_op_reads_them() {
-        let [logits, other] = [SUM, BufferId(1)];
-        for (sum, is_joined) in [(logits, false), (other, true)] {
-            let add = Op::Add {
-                x: sum,
-                out: BufferId(2),
-            };
-            let fused = fuse(&plan(vec![product_of(X, sum.0), add]));
-            assert_eq!(fused.len(), if is_joined { 1 } else { 2 });
-        }
-    }
-
-    #[test]
-    fn a_factor_of_the_residual_is_joined_with_it() {
-        let scale = Op::Scale {
-            x: BufferId(1),
-            factor: 0.25,
-        };
-        let add = Op::Add {
-            x: BufferId(1),
-            out: SUM,
-        };
-        let ops = vec![product(None, 1), scale.clone(), add.clone()];
-        let fused = fuse(&plan(ops));
-        let wanted = Epilogue::Add {
-            out: SUM,
-            scale: 0.25,
-        };
-        assert!(matches!(&fused[..], [Fused::MatVec { epilogue, .. }] if *epilogue == wanted));
-        // Not where what is scaled is wanted by itself.
-        let ops = vec![product(None, 1), scale, add, product_of(BufferId(1), 2)];
-        assert_eq!(fuse(&plan(ops)).len(), 4);
-    }
-
-    #[test]
-    fn norms_and_rotations_of_heads_are_joined_where_they_are_alike() {
-        let (q, k) = (BufferId(1), BufferId(2));
-        let norm = |x, out, eps| Op::RmsNorm {
-            x,
-            weight: Some(NORM.weight),
-            out,
-            group: 64,
-            eps,
-        };
-        let rope = |x, n_head, style| Op::Rope {
-            x,
-            n_head,
-            table: 0,
-            style,
-        };
-        let (halves, eps) = (RopeStyle::Halves, NORM.eps);
-        let norms = [norm(q, q, eps), norm(k, k, eps)];
-        let ropes = [rope(q, 1, halves), rope(k, 1, halves)];
-        let joined = Fused::QkNormRope {
-            queries: NormedHeads {
-                x: q,
-                weight: NORM.weight,
-            },
-            keys: NormedHeads {
-                x: k,
-                weight: NORM.weight,
-            },
-            values: None,
-            attended: true,
-            head_dim: 64,
-            eps,
-            rotation: Rotation {
-                table: 0,
-                style: halves,
-            },
-        };
-        let of = |ops: &[&[Op]]| fuse(&plan(ops.concat()));
-        assert_eq!(of(&[&norms, &ropes]), std::slice::from_ref(&joined));
-        // With values, of their own or those that keys are before.
-        let plain = |x, out, group| Op::RmsNorm {
-            x,
-            weight: None,
-            out,
-            group,
-            eps,
-        };
-        let v = BufferId(3);
-        for (x, are_keys) in [(v, false), (k, true)] {
-            let mut wanted = joined.clone();
-            if let Fused::QkNormRope { values, .. } = &mut wanted {
-                *values = Some(Values { out: v, are_keys });
+        match (self.fusion, self.experts) {
+            (PassFusion::Choice(route), _) => {
+                add(Access::Read, route.logits);
+                add(Access::Write, route.out);
             }
-            assert_eq!(of(&[&[plain(x, v, 64)], &norms, &ropes]), [wanted]);
+            (_, Some(experts)) => add(Access::Read, experts.routes),
+            (_, None) => {}
         }
-        for other in [
-            plain(q, v, 64),
-            plain(k, k, 64),
-            plain(v, v, 32),
-            plain(SUM, v, 64),
-        ] {
-            let found = of(&[std::slice::from_ref(&other), &norms, &ropes]);
-            assert_eq!(found, [Fused::Single(other), joined.clone()]);
+        match (self.fusion, &self.epilogue) {
+            (PassFusion::Mix { mix, .. }, _) => add(mix.access(), mix.out),
+            (_, Epilogue::Add { out, .. }) => add(Access::Update, *out),
+            (_, Epilogue::Gated { out, .. }) => add(Access::Write, *out),
+            (_, Epilogue::Store | Epilogue::Qkv { .. }) => {
+                self.parts
+                    .iter()
+                    .for_each(|part| add(Access::Write, part.out));
+            }
         }
-        let apart: [[&[Op]; 2]; 5] = [
-            [&norms, &[ropes[0].clone()]],
-            [&norms, &[ropes[0].clone(), ropes[0].clone()]],
-            [
-                &norms,
-                &[ropes[0].clone(), rope(k, 1, RopeStyle::Interleaved)],
+        if let PassFusion::Route(route) = self.fusion {
+            add(Access::Write, route.out);
+        }
+        let of_shared = self.shared.iter().flat_map(|shared| shared.operands());
+        // What it adds to is the mix of the others.
+        let is_added = |b: &Operand| b.access == Access::Update;
+        list.extend(of_shared.filter(|b| !is_added(b)));
+        list
+    }
+}
+
+impl MixOp {
+    fn access(&self) -> Access {
+        match self.adds {
+            true => Access::Update,
+            false => Access::Write,
+        }
+    }
+}
+
+impl Fused {
+    /// What its launch reads and writes, and how: blocks of it may still be reading what is read while others
+    /// write. What ops that it stands for leave for each other is neither.
+    pub fn operands(&self) -> Vec<Operand> {
+        let read = |id| Operand::new(id, Access::Read);
+        let write = |id| Operand::new(id, Access::Write);
+        let update = |id| Operand::new(id, Access::Update);
+        match self {
+            Self::Single(op) => op.signature().buffers,
+            Self::MatVec(product) => product.operands(),
+            Self::NormAdd(op) => vec![read(op.x), update(op.out)],
+            Self::NormPair(op) => {
+                let [a, b] = op.pair.map(|(x, _)| read(x));
+                vec![a, b, update(op.out)]
+            }
+            Self::Gate(op) => vec![read(op.x), read(op.gate), write(op.out)],
+            Self::Route(op) => vec![read(op.logits), write(op.out)],
+            Self::Mix(op) => vec![
+                read(op.x),
+                read(op.routes),
+                Operand::new(op.out, op.access()),
             ],
-            [&[norms[0].clone(), norm(k, k, 1e-3)], &ropes],
-            [&[norms[0].clone(), norm(k, BufferId(3), eps)], &ropes],
-        ];
-        for ops in apart {
-            assert_eq!(of(&ops).len(), ops.concat().len(), "{ops:?}");
-        }
-    }
-
-    #[test]
-    fn an_activation_is_joined_unless_it_is_the_input() {
-        for (out, is_joined) in [(SUM, true), (X, false)] {
-            let products = [1, 2].map(|out| product(Some(NORM), out));
-            let (gate, up) = (BufferId(1), BufferId(2));
-            for act in [
-                Op::SwiGlu { gate, up, out },
-                Op::GeGlu { gate, up, out },
-                Op::ClampedSwiGlu { gate, up, out },
-            ] {
-                let ops = products.iter().cloned().chain([act]).collect();
-                assert_eq!(fuse(&plan(ops)).len(), if is_joined { 1 } else { 2 });
+            Self::QkNormRope(op) => {
+                let values = op.values.map(|v| match v.are_keys {
+                    true => write(v.out),
+                    false => update(v.out),
+                });
+                let heads = [op.queries.x, op.keys.x].map(update);
+                heads.into_iter().chain(values).collect()
+            }
+            Self::ConvolvedRule { conv, rule } => {
+                let [conv, rule] = [conv, rule].map(Op::signature);
+                let inner: Vec<_> = conv.outputs().collect();
+                let all = conv.buffers.into_iter().chain(rule.buffers);
+                all.filter(|b| !inner.contains(&b.id)).collect()
+            }
+            Self::Attention { attention, stored } => {
+                let mut list = attention.signature().buffers;
+                // Values that are the keys are not looked at.
+                let values = stored.norm_rope.and_then(|heads| heads.values);
+                let own = (!values.is_some_and(|v| v.are_keys)).then_some(stored.v);
+                list.extend([stored.k].into_iter().chain(own).map(read));
+                list
             }
         }
-    }
-
-    /// Its rows are rounded before they are multiplied: not the sum that a product with a norm has.
-    #[test]
-    fn a_norm_of_its_own_stays_one() {
-        let norm = Op::RmsNorm {
-            x: SUM,
-            weight: Some(NORM.weight),
-            out: X,
-            group: 64,
-            eps: NORM.eps,
-        };
-        let fused = fuse(&plan(vec![norm.clone(), product(None, 1)]));
-        assert_eq!(fused.len(), 2);
-        assert_eq!(fused[0], Fused::Single(norm));
     }
 }

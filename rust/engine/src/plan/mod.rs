@@ -8,6 +8,8 @@ pub mod parts;
 mod plan;
 pub mod signature;
 #[cfg(test)]
+pub mod sketch;
+#[cfg(test)]
 mod tests;
 
 pub use op::{Gating, Norm, Op, RopeStyle};

@@ -273,7 +273,7 @@ impl Signature {
             && self.weights_fit(plan)
             && self.parts_fit(plan)
             && self.rows_fit(plan)
-            && self.outputs_are_apart()
+            && are_apart(&self.buffers)
             && self.cache.is_none_or(|c| c.layer < plan.kv.len())
             && self.state.is_none_or(|s| self.state_fits(plan, s))
             && self.window != Some(0)
@@ -434,18 +434,27 @@ impl Signature {
         })
     }
 
-    fn outputs_are_apart(&self) -> bool {
-        let may_be_input = |b: &Operand| matches!(b.access, Access::Read | Access::Replace);
-        self.buffers.iter().all(|b| {
-            let others = self.buffers.iter().filter(|other| other.id == b.id).count() - 1;
-            may_be_input(b) || others == 0
-        })
+    /// Whether it may run before or behind `other` alike: none writes what the other one uses.
+    pub fn commutes(&self, other: &Self) -> bool {
+        let uses = |op: &Self, id| op.buffers.iter().any(|b| b.id == id);
+        let is_free = |a: &Self, b: &Self| a.outputs().all(|id| !uses(b, id));
+        let [mine, its] = [self, other].map(|op| op.cache.is_some() || op.state.is_some());
+        is_free(self, other) && is_free(other, self) && !(mine && its)
     }
 
     /// The op as a line of a listing of `plan`.
     pub fn listed<'a>(&'a self, plan: &'a Plan) -> impl fmt::Display + 'a {
         Listed { op: self, plan }
     }
+}
+
+/// Whether none is written that is another one too, but where that may be.
+pub fn are_apart(buffers: &[Operand]) -> bool {
+    let may_be_input = |b: &Operand| matches!(b.access, Access::Read | Access::Replace);
+    buffers.iter().all(|b| {
+        let others = buffers.iter().filter(|other| other.id == b.id).count() - 1;
+        may_be_input(b) || others == 0
+    })
 }
 
 struct Listed<'a> {

@@ -1,6 +1,8 @@
 //! The interpreter: each op as it is defined, rows and heads in parallel, sums in the order
 //! that [`super::product`] specifies. No result depends on how rows are cut into batches.
 
+#[cfg(test)]
+mod fusion;
 mod products;
 
 use std::sync::Arc;

@@ -8,9 +8,9 @@ use crate::backend::cuda::driver::source::constants;
 use crate::backend::cuda::driver::spec::{Kind, Spec, Traffic};
 use crate::backend::PAGE_TOKENS;
 use crate::error::{Error, Result};
-use crate::plan::fuse::Values;
+use crate::plan::fuse::Stored;
 use crate::plan::signature::Rotation;
-use crate::plan::{BufferId, KvShape, Plan, RopeStyle, WeightId};
+use crate::plan::{BufferId, KvShape, Op, Plan, RopeStyle, WeightId};
 use crate::quant::{self, QuantType, KV_HEAD_MULTIPLE};
 
 /// Splits of one row's attention; see attention_fixed.cu.
@@ -41,21 +41,8 @@ pub struct AttentionOp {
     pub window: Option<usize>,
     /// A logit a head, where softmax has one more.
     pub sinks: Option<WeightId>,
-    /// Keys and values of the rows, where it stores them itself.
-    pub newest: Option<(BufferId, BufferId)>,
-    /// What it does with the heads of queries and of those keys before.
-    pub norm_rope: Option<NormRope>,
-}
-
-/// How heads are normalized and rotated: [`Fused::QkNormRope`](crate::plan::fuse::Fused::QkNormRope).
-#[derive(Debug, Clone, Copy)]
-pub struct NormRope {
-    pub queries: WeightId,
-    pub keys: WeightId,
-    /// What it does with the values that it stores.
-    pub values: Option<Values>,
-    pub eps: f32,
-    pub rotation: Rotation,
+    /// What it stores itself before.
+    pub stored: Option<Stored>,
 }
 
 constants! {
@@ -103,6 +90,32 @@ impl RotateConstants {
 }
 
 impl AttentionOp {
+    /// Of an op, if it is one, and what its launch stores.
+    pub fn new(plan: &Plan, op: &Op, stored: Option<Stored>) -> Option<Self> {
+        match *op {
+            Op::Attention {
+                q,
+                out,
+                layer,
+                n_head,
+                scale,
+                window,
+                sinks,
+            } => Some(Self {
+                q,
+                out,
+                layer,
+                kv: plan.kv[layer],
+                n_head,
+                scale,
+                window,
+                sinks,
+                stored,
+            }),
+            _ => None,
+        }
+    }
+
     /// What kernels know of it, where rows have up to `n_ctx` tokens.
     pub fn constants(&self, l: &Lowering) -> AttentionConstants {
         AttentionConstants {

@@ -51,8 +51,8 @@ const BLOCKS_PER_SM: usize = 2;
 /// The widest heads that prompt_attention_fixed.cu takes.
 const PROMPT_DIM: usize = 128;
 
-/// The launches of one op, behind `before` others of the pass; in one with `newest` rows are sequences of
-/// their own, and it stores their newest tokens.
+/// The launches of one op, behind `before` others of the pass; in one that stores rows are sequences of
+/// their own.
 pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass, before: usize) -> Result<Vec<Spec>> {
     let step_specs = |of, at_once| step_specs(l, op, pass, of, at_once, before);
     let mut specs = match pass.path {
@@ -141,9 +141,9 @@ fn step_specs(
     };
     let inputs = &pass.inputs;
     let sinks = l.vector(op.sinks)?;
-    let norm_rope = op.norm_rope;
-    let [q_weight, k_weight] = [norm_rope.map(|t| t.queries), norm_rope.map(|t| t.keys)];
-    let [q_weight, k_weight] = [l.vector(q_weight)?, l.vector(k_weight)?];
+    let norm_rope = op.stored.and_then(|stored| stored.norm_rope);
+    let q_weight = l.vector(norm_rope.map(|t| t.queries.weight))?;
+    let k_weight = l.vector(norm_rope.map(|t| t.keys.weight))?;
     let values = norm_rope.and_then(|t| t.values);
     let variant = StepVariant {
         op: op.constants(l),
@@ -163,8 +163,8 @@ fn step_specs(
         let params = AttentionFixed {
             q: l.address(op.q) + first as u64 * row_bytes,
             out: l.address(op.out) + first as u64 * row_bytes,
-            k: op.newest.map_or(0, |(k, _)| l.address(k)),
-            v: op.newest.map_or(0, |(_, v)| l.address(v)),
+            k: op.stored.map_or(0, |stored| l.address(stored.k)),
+            v: op.stored.map_or(0, |stored| l.address(stored.v)),
             kv,
             positions: inputs.positions + (first * 4) as u64,
             slots: inputs.slots + (first * 4) as u64,
@@ -177,7 +177,7 @@ fn step_specs(
             eps: norm_rope.map_or(0.0, |t| t.eps),
             scale: scale(op),
             shares: blocks as u32,
-            located: u32::from(op.newest.is_some() && Spec::reads_before_wait(before)),
+            located: u32::from(op.stored.is_some() && Spec::reads_before_wait(before)),
         };
         let count = (of.end - first).min(at_once) as u32;
         let grid = [of_heads as u32, 1, count];
@@ -418,8 +418,8 @@ mod tests {
     fn a_window_ends_the_splits_of_a_row() {
         let of = |window: usize, pass: &Pass| {
             let mut l = lowering("sm_90", superblocks(), "I16", false);
-            for op in &mut l.fused {
-                if let Fused::Single(Op::Attention { window: its, .. }) = op {
+            for fused in &mut l.fused.list {
+                if let Fused::Single(Op::Attention { window: its, .. }) = &mut fused.op {
                     *its = Some(window);
                 }
             }

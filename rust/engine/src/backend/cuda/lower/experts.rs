@@ -1,14 +1,16 @@
 //! Mixture of experts: the launches that route, that group rows by expert and that sum up their outputs;
 //! and the constants of a product by experts.
 
-use super::lowering::{writes_none_of, Lowering, Pass};
+use super::lowering::{Lowering, Pass};
 use super::params::{self, Route, CONSTANTS};
 use super::shape::MOST_BLOCK_X;
 use crate::backend::cuda::driver::source::{constants, shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
-use crate::plan::fuse::{Experts, Fused};
-use crate::plan::{BufferId, Gating, Op, Plan, WeightId};
+use crate::plan::fuse::{Experts, Fused, FusedOp, MixOp, ProductOp, RouteOp};
+use crate::plan::{BufferId, Gating, Plan, WeightId};
+
+pub use crate::plan::fuse::MOST_RANKS;
 
 shared! {
     pub struct Group = "GroupParams" {
@@ -58,9 +60,6 @@ constants! {
 
 const THREADS: u32 = 256;
 
-/// Most ranks that a product by experts chooses, or whose sums it sums up: a lane of a warp has each.
-pub const MOST_RANKS: usize = 32;
-
 /// Blocks that keep every card busy.
 const MOST_BLOCKS: u64 = 1024;
 
@@ -86,13 +85,13 @@ pub fn blocks(pairs: usize, n_expert: usize, rows: usize) -> usize {
 }
 
 /// Bytes of the lists of blocks and of their pairs, for passes of up to `rows` rows.
-pub fn list_bytes(plan: &Plan, fused: &[Fused], rows: usize) -> usize {
-    let of = |op: &Fused| match op {
-        Fused::MatVec {
+pub fn list_bytes(plan: &Plan, fused: &[FusedOp], rows: usize) -> usize {
+    let of = |fused: &FusedOp| match &fused.op {
+        Fused::MatVec(ProductOp {
             experts: Some(experts),
             parts,
             ..
-        } => {
+        }) => {
             let pairs = rows.saturating_mul(ranks(plan, experts.routes));
             // Blocks of one row are the most, those of many rows hold the most that are empty.
             let chosen = plan.weight(parts[0].weight).n_expert.min(pairs);
@@ -234,67 +233,16 @@ impl RouteConstants {
     }
 }
 
-/// How a router's logits become routes.
-#[derive(Debug, Clone, Copy)]
-pub struct RouteOp {
-    pub logits: BufferId,
-    pub bias: Option<WeightId>,
-    pub out: BufferId,
-    pub gating: Gating,
-    pub renormalize: bool,
-    pub scale: f32,
-    /// Of the logits, before all else.
-    pub factor: f32,
-    /// A number of each expert that its weight is multiplied by at the end.
-    pub scales: Option<WeightId>,
-}
-
-impl RouteOp {
-    /// Of a fused op that chooses experts.
-    pub fn of(op: &Fused) -> Option<Self> {
-        let (choice, factor, scales) = match op {
-            Fused::Single(choice) => (choice, None, None),
-            Fused::Route {
-                factor,
-                choice,
-                scales,
-            } => (choice, *factor, *scales),
-            _ => return None,
-        };
-        match *choice {
-            Op::Route {
-                logits,
-                bias,
-                out,
-                gating,
-                renormalize,
-                scale,
-            } => Some(Self {
-                logits,
-                bias,
-                out,
-                gating,
-                renormalize,
-                scale,
-                // A factor of 1 changes nothing.
-                factor: factor.unwrap_or(1.0),
-                scales,
-            }),
-            _ => None,
-        }
-    }
-
-    /// For `m` rows.
-    pub fn params(&self, l: &Lowering, m: usize) -> Result<Route> {
-        Ok(Route {
-            logits: l.address(self.logits),
-            bias: l.vector(self.bias)?,
-            scales: l.vector(self.scales)?,
-            out: l.address(self.out),
-            scale: self.scale,
-            m: m as u32,
-        })
-    }
+/// How the choice is told of, for `m` rows.
+pub fn params_of(l: &Lowering, op: &RouteOp, m: usize) -> Result<Route> {
+    Ok(Route {
+        logits: l.address(op.logits),
+        bias: l.vector(op.bias)?,
+        scales: l.vector(op.scales)?,
+        out: l.address(op.out),
+        scale: op.scale,
+        m: m as u32,
+    })
 }
 
 /// The launch that chooses experts.
@@ -310,73 +258,18 @@ pub fn route(l: &Lowering, op: &RouteOp, pass: &Pass) -> Result<Spec> {
         "route",
         grid,
         32 * warps as u32,
-        &op.params(l, m)?,
+        &params_of(l, op, m)?,
     ))
 }
 
-/// The choice of experts before a product by them of one row, whose blocks each find out theirs.
-pub fn chosen(l: &Lowering, pass: &Pass, list: &[Fused]) -> Option<RouteOp> {
-    match list {
-        [before, Fused::MatVec {
-            x,
-            experts: Some(experts),
-            parts,
-            epilogue,
-            ..
-        }, ..]
-            if l.rows_of(*x, pass) == 1
-                && l.are_integers(parts)
-                && ranks(&l.plan, experts.routes) <= MOST_RANKS =>
-        {
-            let fits = |route: &RouteOp| {
-                route.out == experts.routes && writes_none_of(parts, epilogue, &[route.logits])
-            };
-            RouteOp::of(before).filter(fits)
-        }
-        _ => None,
-    }
-}
-
-/// How what experts give becomes a row.
-#[derive(Debug, Clone, Copy)]
-pub struct MixOp {
-    pub x: BufferId,
-    pub routes: BufferId,
-    pub out: BufferId,
-    /// Whether it is added to what is there.
-    pub adds: bool,
-}
-
-impl MixOp {
-    /// Of a fused op that sums up what experts give.
-    pub fn of(op: &Fused) -> Option<Self> {
-        let (x, routes, out, adds) = match *op {
-            Fused::Mix {
-                x,
-                routes,
-                out,
-                adds,
-            } => (x, routes, out, adds),
-            Fused::Single(Op::MixExperts { x, routes, out }) => (x, routes, out, false),
-            _ => return None,
-        };
-        Some(Self {
-            x,
-            routes,
-            out,
-            adds,
-        })
-    }
-
-    /// Floats of `m` rows that are read and written.
-    pub fn floats(&self, plan: &Plan, m: usize) -> usize {
-        let (ranks, width) = (ranks(plan, self.routes), plan.buffer(self.out).width);
-        m * (ranks * (width + 1) + width * (1 + usize::from(self.adds)))
-    }
+/// Floats of `m` rows that a mix reads and writes.
+pub fn mix_floats(plan: &Plan, op: &MixOp, m: usize) -> usize {
+    let (ranks, width) = (ranks(plan, op.routes), plan.buffer(op.out).width);
+    m * (ranks * (width + 1) + width * (1 + usize::from(op.adds)))
 }
 
 /// The launch that sums up what experts give.
-pub fn mix(l: &Lowering, op: MixOp, pass: &Pass) -> Spec {
+pub fn mix(l: &Lowering, op: &MixOp, pass: &Pass) -> Spec {
     let (m, width) = (l.rows_of(op.out, pass), l.plan.buffer(op.out).width);
     let params = Mix {
         x: l.address(op.x),
@@ -393,7 +286,7 @@ pub fn mix(l: &Lowering, op: MixOp, pass: &Pass) -> Spec {
     let n = (m * width) as u64;
     let blocks = n.div_ceil(u64::from(THREADS)).clamp(1, MOST_BLOCKS);
     let mut spec = Spec::new(variant, "mix", [blocks as u32, 1, 1], THREADS, &params);
-    spec.traffic = Traffic::rows(4 * op.floats(&l.plan, m));
+    spec.traffic = Traffic::rows(4 * mix_floats(&l.plan, op, m));
     spec
 }
 

@@ -7,11 +7,8 @@ use super::{norm, rowwise};
 use crate::backend::cuda::driver::source::constants;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
-use crate::plan::fuse::Fused;
-use crate::plan::{BufferId, Norm, Op};
-
-/// Widest groups that are normalized on the way: a warp has 256 values at a time.
-const MOST_GROUP: usize = 256;
+use crate::plan::fuse::GateOp;
+use crate::plan::Op;
 
 constants! {
     /// What a product of one row is compiled for.
@@ -20,101 +17,35 @@ constants! {
     }
 }
 
-/// The gate that an op of the fused list is, and what it lets through.
-#[derive(Debug, Clone, Copy)]
-pub struct Gate {
-    pub x: BufferId,
-    gate: BufferId,
-    /// Of groups of so many values, where these are normalized first.
-    norm: Option<(Norm, usize)>,
+/// The launch that lets rows through by itself.
+pub fn launch(l: &Lowering, op: &GateOp, pass: &Pass) -> Result<Option<Spec>> {
+    let GateOp { x, gate, out, .. } = *op;
+    match op.norm {
+        Some(norm) => norm::norm_gate(l, op, norm, pass).map(Some),
+        None => rowwise::spec(l, &Op::SigmoidMul { x, gate, out }, pass),
+    }
 }
 
-impl Gate {
-    /// Of a fused op, if it is one.
-    pub fn of(op: &Fused) -> Option<Self> {
-        match *op {
-            Fused::Single(Op::SigmoidMul { x, gate, .. }) => Some(Self {
-                x,
-                gate,
-                norm: None,
-            }),
-            Fused::NormGate {
-                x,
-                norm,
-                group,
-                gate,
-                ..
-            } => Some(Self {
-                x,
-                gate,
-                norm: Some((norm, group)),
-            }),
-            _ => None,
-        }
-    }
+/// What a product's launch is given that is a gate too.
+pub fn params(l: &Lowering, op: Option<&GateOp>) -> Result<Gated> {
+    let norm = op.and_then(|op| op.norm);
+    Ok(Gated {
+        by: op.map_or(0, |op| l.address(op.gate)),
+        weight: l.vector(norm.map(|(norm, _)| norm.weight))?,
+        eps: norm.map_or(0.0, |(norm, _)| norm.eps),
+        unused: 0,
+    })
+}
 
-    /// Whether a warp can let a row of `width` values through: a gate each, or one for all; and whole
-    /// groups that lanes share.
-    pub fn fits(&self, l: &Lowering, width: usize) -> bool {
-        let gates = l.plan.buffer(self.gate).width;
-        match self.norm {
-            None => gates == width || gates == 1,
-            Some((_, group)) => {
-                let lanes_share = (8..=MOST_GROUP).contains(&group) && group.is_power_of_two();
-                gates == width && lanes_share && width.is_multiple_of(group)
-            }
-        }
-    }
-
-    /// Whether it is one number for all values, as they are.
-    pub fn is_one(&self, l: &Lowering) -> bool {
-        self.norm.is_none() && l.plan.buffer(self.gate).width == 1
-    }
-
-    /// What lets x through.
-    pub fn by(&self) -> BufferId {
-        self.gate
-    }
-
-    /// What it is made of, which a product reads where its launch is to be the gate.
-    pub fn reads(&self) -> [BufferId; 2] {
-        [self.x, self.gate]
-    }
-
-    /// The launch that lets `out` of the pass through by itself.
-    pub fn launch(&self, l: &Lowering, out: BufferId, pass: &Pass) -> Result<Spec> {
-        let (x, gate) = (self.x, self.gate);
-        match self.norm {
-            Some((by, group)) => norm::norm_gate(l, x, by, group, (gate, out), pass),
-            None => rowwise::sigmoid_mul(l, [gate, x, out], pass),
-        }
-    }
-
-    /// What the product's launch is given.
-    pub fn params(this: Option<&Self>, l: &Lowering) -> Result<Gated> {
-        let norm = this.and_then(|gate| gate.norm);
-        Ok(Gated {
-            by: this.map_or(0, |gate| l.address(gate.gate)),
-            weight: l.vector(norm.map(|(norm, _)| norm.weight))?,
-            eps: norm.map_or(0.0, |(norm, _)| norm.eps),
-            unused: 0,
-        })
-    }
-
-    /// What it is compiled for.
-    pub fn constants(this: Option<&Self>, l: &Lowering) -> GateConstants {
-        let kind = match this {
-            None => 0,
-            Some(gate) if gate.norm.is_some() => 3,
-            Some(gate) if gate.is_one(l) => 1,
-            Some(_) => 2,
+impl GateConstants {
+    pub fn of(l: &Lowering, op: Option<&GateOp>) -> Self {
+        let width = |op: &GateOp| l.plan.buffer(op.gate).width;
+        let (gate, gate_group) = match op.map(|op| (op.norm, width(op))) {
+            None => (0, 1),
+            Some((Some((_, group)), _)) => (3, group),
+            Some((None, 1)) => (1, 1),
+            Some((None, _)) => (2, 1),
         };
-        let group = this
-            .and_then(|gate| gate.norm)
-            .map_or(1, |(_, group)| group);
-        GateConstants {
-            gate: kind,
-            gate_group: group,
-        }
+        Self { gate, gate_group }
     }
 }

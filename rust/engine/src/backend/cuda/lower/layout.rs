@@ -8,7 +8,7 @@ use super::shape::{superblocks, Segments, TILE_ROWS};
 use crate::backend::cuda::driver::source::{constants, source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
-use crate::plan::fuse::{Epilogue, Fused, Part, RowSlice};
+use crate::plan::fuse::{Epilogue, Fused, FusedOp, Part, RowSlice};
 use crate::plan::signature::Used;
 use crate::plan::{Plan, RopeStyle, WeightId};
 use crate::quant::QuantType;
@@ -143,70 +143,24 @@ pub struct Wanted {
 ///
 /// # Errors
 /// [`Error::Internal`] for rows that are no whole blocks.
-pub fn wanted(plan: &Plan, fused: &[Fused]) -> Result<Wanted> {
+pub fn wanted(plan: &Plan, fused: &[FusedOp]) -> Result<Wanted> {
     let mut found = Wanted::default();
     let (mut matrices, mut vectors) = (HashSet::new(), HashSet::new());
-    for op in fused {
-        let (of_op, more) = match op {
-            Fused::MatVec {
-                norm,
-                parts,
-                epilogue,
-                ..
-            } => {
-                let of_sums = parts.iter().flat_map(|p| [p.scale, p.bias]).flatten();
-                let vectors: Vec<_> = norm.map(|n| n.weight).into_iter().chain(of_sums).collect();
-                (arrangement(plan, parts, epilogue), vectors)
-            }
-            Fused::NormAdd { norm, factor, .. } => (
-                Vec::new(),
-                [Some(norm.weight), *factor].into_iter().flatten().collect(),
-            ),
-            Fused::NormPair {
-                pair: [a, b],
-                norm,
-                factor,
-                ..
-            } => {
-                let norms = [a.1, b.1, norm.weight].into_iter();
-                (Vec::new(), norms.chain(*factor).collect())
-            }
-            Fused::NormGate { norm, .. } => (Vec::new(), vec![norm.weight]),
-            Fused::Mix { .. } => (Vec::new(), Vec::new()),
-            Fused::ConvolvedRule { conv, rule } => {
-                let used = [conv, rule]
-                    .into_iter()
-                    .flat_map(|op| op.signature().weights);
-                (Vec::new(), used.map(|used| used.id).collect())
-            }
-            Fused::Route { choice, scales, .. } => {
-                let used = choice.signature().weights.into_iter().map(|used| used.id);
-                (Vec::new(), used.chain(*scales).collect())
-            }
-            Fused::QkNormRope { queries, keys, .. } => {
-                (Vec::new(), vec![queries.weight, keys.weight])
-            }
-            Fused::Single(op) => {
-                let used = op.signature().weights;
-                let (vectors, matrices): (Vec<_>, Vec<_>) =
-                    used.into_iter().partition(|used| used.role.is_vector());
-                let alone = |used: Used| (vec![used.id], Order::Natural);
-                (
-                    matrices.into_iter().map(alone).collect(),
-                    vectors.into_iter().map(|used| used.id).collect(),
-                )
-            }
+    for FusedOp { op, ops, .. } in fused {
+        let used = ops.iter().flat_map(|at| plan.ops[*at].signature().weights);
+        let (more, whole): (Vec<_>, Vec<_>) = used.partition(|used| used.role.is_vector());
+        let alone = |used: Used| (vec![used.id], Order::Natural);
+        let of_op = match op {
+            Fused::MatVec(op) => arrangement(plan, &op.parts, &op.epilogue),
+            _ => whole.into_iter().map(alone).collect(),
         };
         for (ids, order) in of_op {
             if matrices.insert((ids.clone(), order)) {
                 found.matrices.push(Matrix::new(plan, &ids, order)?);
             }
         }
-        for id in more {
-            if vectors.insert(id) {
-                found.vectors.push(id);
-            }
-        }
+        let fresh = more.into_iter().map(|used| used.id);
+        found.vectors.extend(fresh.filter(|id| vectors.insert(*id)));
     }
     Ok(found)
 }

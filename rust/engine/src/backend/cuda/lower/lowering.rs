@@ -5,20 +5,19 @@ use std::sync::Arc;
 
 use super::layout::Order;
 use super::params::KvView;
-use super::shape::TILE_ROWS;
 use super::shapes::Shapes;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::error::{Error, Result};
-use crate::plan::fuse::{Epilogue, Fused, Part};
+use crate::plan::fuse::{FusedPlan, PassShape};
 use crate::plan::signature::Over;
-use crate::plan::{BufferId, Norm, Op, Plan, Rows, WeightId};
+use crate::plan::{BufferId, Op, Plan, Rows, WeightId};
 use crate::quant::QuantType;
 
 /// A plan, what it runs on, and where everything lies.
 #[derive(Debug)]
 pub struct Lowering {
     pub plan: Arc<Plan>,
-    pub fused: Vec<Fused>,
+    pub fused: FusedPlan,
     pub card: DeviceInfo,
     /// What is fastest on it.
     pub shapes: Shapes,
@@ -174,6 +173,16 @@ impl Lowering {
         })
     }
 
+    /// What fusion goes by of `pass`.
+    pub fn shape(&self, pass: &Pass) -> PassShape {
+        PassShape {
+            rows: pass.rows,
+            out: pass.out,
+            is_step: pass.path == Path::Decode && pass.one_row_per_sequence(),
+            sms: self.card.sm_count as usize,
+        }
+    }
+
     /// Where a vector lies; 0 where there is none.
     pub fn vector(&self, id: Option<WeightId>) -> Result<u64> {
         let Some(id) = id else { return Ok(0) };
@@ -183,35 +192,11 @@ impl Lowering {
             .ok_or_else(|| Error::Internal(format!("vector {} has no place", id.0)))
     }
 
-    /// Whether products are of integers.
-    pub fn are_integers(&self, parts: &[Part]) -> bool {
-        let mut types = parts.iter().map(|part| self.plan.weight(part.weight).ty);
-        types.all(|ty| ty.integers)
-    }
-
-    /// Whether blocks that sum up what experts give have their tiles, of so many rows of weights, of all of
-    /// these: where no factor of a norm comes before the sum, and SMs have hardly more or fewer tiles than
-    /// others, each of them whole.
-    pub fn chains(&self, norm: Option<Norm>, rows: usize) -> bool {
-        let (tiles, sms) = (rows.div_ceil(TILE_ROWS), self.card.sm_count as usize);
-        norm.is_none() && 4 * tiles.div_ceil(sms) * sms <= 5 * tiles
-    }
-
     /// What kernels need to find the tokens of `layer`.
     pub fn kv(&self, layer: usize) -> Result<KvView> {
         let found = self.at.kv.get(layer);
         found
             .copied()
             .ok_or_else(|| Error::Internal(format!("layer {layer} has no cache")))
-    }
-}
-
-/// Whether a product writes none of these: its blocks may still be reading them, or what comes from them.
-pub fn writes_none_of(parts: &[Part], epilogue: &Epilogue, read: &[BufferId]) -> bool {
-    match epilogue {
-        Epilogue::Add { out, .. } | Epilogue::Gated { out, .. } => !read.contains(out),
-        Epilogue::Store | Epilogue::Qkv { .. } => {
-            parts.iter().all(|part| !read.contains(&part.out))
-        }
     }
 }

@@ -6,7 +6,7 @@ use super::fit::fit;
 use super::lowering::{Lowering, Pass};
 use super::overflow::overflows;
 use super::params::{self, MatMul, Overflows, QkvRotation, Segment, Split, CONSTANTS};
-use super::product::{EpilogueConstants, Op, Product};
+use super::product::{EpilogueConstants, Product};
 use super::shape::{largest_tile, superblocks, Segments, MOST_BLOCK_ROWS, MOST_BLOCK_X, TILE_ROWS};
 use super::shapes::{self, Block};
 use super::x_tile::{XTile, X_TILE_ROWS};
@@ -14,7 +14,7 @@ use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::source::{constants, source, Source};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
-use crate::plan::fuse::{Experts, Fused};
+use crate::plan::fuse::{Experts, Fused, FusedOp, ProductOp};
 use crate::plan::parts::{parts, MOST_PARTS};
 use crate::plan::{Plan, Weight};
 use crate::quant::QuantType;
@@ -87,12 +87,12 @@ pub struct ProductBytes {
 
 impl ProductBytes {
     /// For passes of up to `rows` rows.
-    pub fn new(plan: &Plan, fused: &[Fused], rows: usize) -> Self {
+    pub fn new(plan: &Plan, fused: &[FusedOp], rows: usize) -> Self {
         let mut bytes = Self::default();
         // Of the shapes with the most rows of each.
         let rows = rows.next_multiple_of(MOST_SPLIT_ROWS);
-        for op in fused {
-            let Fused::MatVec { experts, parts, .. } = op else {
+        for FusedOp { op, .. } in fused {
+            let Fused::MatVec(ProductOp { experts, parts, .. }) = op else {
                 continue;
             };
             let first = plan.weight(parts[0].weight);
@@ -303,7 +303,7 @@ impl Tiles {
 /// The launches of `product` with the `m` rows of `op.x`, or with their `pairs`.
 pub fn specs(
     l: &Lowering,
-    op: &Op<'_>,
+    op: &ProductOp,
     product: &Product,
     m: usize,
     pairs: Option<Pairs>,

@@ -1,22 +1,19 @@
 //! One row of activations times weights that are small integers: the kernel that decode is made of.
 
-use super::experts::{address_of, ExpertConstants, Pairs, RouteConstants, MOST_RANKS};
+use super::experts::{self, address_of, ExpertConstants, Pairs, RouteConstants, MOST_RANKS};
 use super::fit::fit;
-use super::gate::{Gate, GateConstants};
+use super::gate::{self, GateConstants};
 use super::lowering::{Lowering, Pass};
 use super::overflow::overflows;
 use super::params::{self, MatVec, Overflows, QkvRotation, Route, Segment, CONSTANTS};
-use super::pass_fusion::PassFusion;
-use super::product::{EpilogueConstants, Op, Product};
+use super::product::{EpilogueConstants, Product};
 use super::shape::{largest_tile, minimums, superblocks, Segments, MOST_TICKETS, TILE_ROWS};
 use super::shapes;
 use crate::backend::cuda::driver::source::{constants, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
-use crate::plan::{
-    self,
-    fuse::{Epilogue, Fused},
-};
+use crate::plan::fuse::{Epilogue, Fused, PassFusion, ProductOp};
+use crate::plan::Op;
 use crate::quant::QuantType;
 
 static SOURCE: Source = source! {
@@ -170,16 +167,17 @@ impl Tiles {
 /// the row is too long for the shared memory of the card. With `pairs`, one launch has all of them.
 pub fn spec(
     l: &Lowering,
-    op: &Op<'_>,
+    op: &ProductOp,
     product: &Product,
     pairs: Option<&Pairs>,
     pass: &Pass,
     before: usize,
 ) -> Result<Option<Spec>> {
-    let is_mixed = matches!(op.fusion, PassFusion::Mix(..));
-    let rows = product.tiles.iter().sum::<usize>() * TILE_ROWS;
-    let is_chained = is_mixed && l.chains(op.norm, rows);
-    let is_shared = op.fusion.shared().is_some();
+    let (is_mixed, is_chained) = match op.fusion {
+        PassFusion::Mix { is_chained, .. } => (true, is_chained),
+        _ => (false, false),
+    };
+    let is_shared = op.shared.is_some();
     if let Some(its) = pairs.filter(|_| is_chained) {
         let chained = its.count + usize::from(is_shared);
         if let Some(spec) = launch(l, op, product, (pairs, chained), pass, before)? {
@@ -196,7 +194,7 @@ pub fn spec(
 /// With pairs, a block has the tiles of `chained` experts behind each other.
 fn launch(
     l: &Lowering,
-    op: &Op<'_>,
+    op: &ProductOp,
     product: &Product,
     (pairs, chained): (Option<&Pairs>, usize),
     pass: &Pass,
@@ -208,7 +206,7 @@ fn launch(
         .iter()
         .sum::<usize>()
         .max(product.shared_tiles);
-    let is_shared = op.fusion.shared().is_some();
+    let is_shared = op.shared.is_some();
     let count = pairs.map_or(1, |pairs| pairs.count + usize::from(is_shared));
     // Experts side by side share the card: blocks of one after another's would each ask for their first
     // weights when the one before has ended.
@@ -262,11 +260,9 @@ fn launch(
     };
     let (gate, route, mix) = match op.fusion {
         PassFusion::Gate(gate) => (Some(gate), None, None),
-        PassFusion::Choice(route, _) => (None, Some(route), None),
-        PassFusion::Mix(mix, _) => (None, None, Some(mix)),
-        PassFusion::Nothing | PassFusion::Route(_) | PassFusion::Stored { .. } => {
-            (None, None, None)
-        }
+        PassFusion::Choice(route) => (None, Some(route), None),
+        PassFusion::Mix { mix, .. } => (None, None, Some(mix)),
+        PassFusion::Nothing | PassFusion::Route(_) => (None, None, None),
     };
     let variant = MatVecVariant {
         tiles: shape,
@@ -278,12 +274,12 @@ fn launch(
         adds: mix.is_some_and(|mix| mix.adds),
         types: Segments(product.types.clone()),
         experts: ExpertConstants::of(pairs),
-        gate: Gate::constants(gate.as_ref(), l),
+        gate: GateConstants::of(l, gate.as_ref()),
         route: RouteConstants::of(route.as_ref().map(|op| (&*l.plan, op))),
         epilogue: product.constants.clone(),
     };
     let route_params = match &route {
-        Some(route) => route.params(l, 1)?,
+        Some(route) => experts::params_of(l, route, 1)?,
         None => bytemuck::Zeroable::zeroed(),
     };
     let params = MatVec {
@@ -294,7 +290,7 @@ fn launch(
         // The first kernel of a pass may write the positions.
         located: u16::from(Spec::reads_before_wait(before)),
         early: u16::from(Spec::reads_before_wait(before) && reads_early(l, op)),
-        gated: Gate::params(gate.as_ref(), l)?,
+        gated: gate::params(l, gate.as_ref())?,
         overflows: overflows(l, op, pass),
         experts: address_of(pairs),
         shared: product.shared,
@@ -317,24 +313,24 @@ fn launch(
     }
     if let Some(mix) = mix {
         spec.label += " mix";
-        spec.traffic.rows += 4 * mix.floats(&l.plan, 1) as u64;
+        spec.traffic.rows += 4 * experts::mix_floats(&l.plan, &mix, 1) as u64;
     }
     Ok(Some(spec))
 }
 
 /// Whether what the sums of `op` are added to was there before the preceding kernel began: that kernel
 /// writes something else, and no kernel lets its successor begin before its own predecessor has ended.
-fn reads_early(l: &Lowering, op: &Op<'_>) -> bool {
+fn reads_early(l: &Lowering, op: &ProductOp) -> bool {
     let Epilogue::Add { out, .. } = op.epilogue else {
         return false;
     };
-    let before = op.number.checked_sub(1).and_then(|i| l.fused.get(i));
-    match before {
-        Some(Fused::Single(plan::Op::Attention { out: its, .. })) => its != out,
-        Some(Fused::MatVec {
+    let before = op.number.checked_sub(1).and_then(|i| l.fused.list.get(i));
+    match before.map(|before| &before.op) {
+        Some(Fused::Single(Op::Attention { out: its, .. })) => *its != out,
+        Some(Fused::MatVec(ProductOp {
             epilogue: Epilogue::Gated { out: its, .. },
             ..
-        }) => its != out,
+        })) => *its != out,
         _ => false,
     }
 }

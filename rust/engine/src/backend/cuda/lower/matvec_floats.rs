@@ -1,14 +1,14 @@
 //! Rows of activations times weights that are floats.
 
-use super::experts::{address_of, ExpertConstants, Pairs, RouteConstants};
+use super::experts::{address_of, params_of, ExpertConstants, Pairs, RouteConstants};
 use super::lowering::{Lowering, Pass};
 use super::params::{Experts, MatVecFloats, QkvRotation, Route, Segment, CONSTANTS};
-use super::pass_fusion::PassFusion;
-use super::product::{EpilogueConstants, Op, Product};
+use super::product::{EpilogueConstants, Product};
 use super::shape::{superblocks, Segments, MOST_FLOATS_X, TILE_COLS, TILE_ROWS};
 use crate::backend::cuda::driver::source::{constants, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
+use crate::plan::fuse::{PassFusion, ProductOp};
 use crate::quant::QuantType;
 
 static SOURCE: Source = source! {
@@ -27,7 +27,7 @@ constants! {
 /// The launch of `product` with the `m` rows of `op.x`, or as many as pairs have.
 pub fn spec(
     l: &Lowering,
-    op: &Op<'_>,
+    op: &ProductOp,
     product: &Product,
     (m, pairs): (usize, Option<&Pairs>),
     pass: &Pass,
@@ -71,7 +71,7 @@ pub fn spec(
         epilogue: product.constants.clone(),
     };
     let route_params = match &route {
-        Some(route) => route.params(l, m)?,
+        Some(route) => params_of(l, route, m)?,
         None => bytemuck::Zeroable::zeroed(),
     };
     let params = MatVecFloats {

@@ -17,14 +17,12 @@ mod norm;
 pub mod overflow;
 pub mod params;
 pub mod pass;
-mod pass_fusion;
 mod product;
 pub mod recurrence;
 pub mod rowwise;
 pub mod sample;
 pub mod shape;
 pub mod shapes;
-mod shared_expert;
 mod skinny;
 mod x_tile;
 

@@ -6,6 +6,7 @@ use super::shape::superblocks;
 use crate::backend::cuda::driver::source::{constants, shared, source, Source};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::Result;
+use crate::plan::fuse::{GateOp, NormAdd, NormPair};
 use crate::plan::{BufferId, Norm, WeightId};
 
 shared! {
@@ -88,43 +89,32 @@ pub fn rms_norm(
     launch(l, x, by, group, (out, End::Store), pass)
 }
 
-/// The launch of [`Fused::NormAdd`](crate::plan::fuse::Fused::NormAdd): `out += norm(x)`, then
-/// times the factor.
-pub fn norm_add(
-    l: &Lowering,
-    x: BufferId,
-    norm: Norm,
-    group: usize,
-    (out, factor): (BufferId, Option<WeightId>),
-    pass: &Pass,
-) -> Result<Spec> {
-    let by = (Some(norm.weight), norm.eps);
-    launch(l, x, by, group, (out, End::Add(factor)), pass)
+/// The launch of [`NormAdd`].
+pub fn norm_add(l: &Lowering, op: &NormAdd, pass: &Pass) -> Result<Spec> {
+    let by = (Some(op.norm.weight), op.norm.eps);
+    launch(l, op.x, by, op.group, (op.out, End::Add(op.factor)), pass)
 }
 
-/// The launch of [`Fused::NormGate`](crate::plan::fuse::Fused::NormGate): `out = silu(gate) * norm(x)`.
+/// The launch of a [`GateOp`] of normalized values.
 pub fn norm_gate(
     l: &Lowering,
-    x: BufferId,
-    norm: Norm,
-    group: usize,
-    (gate, out): (BufferId, BufferId),
+    op: &GateOp,
+    (norm, group): (Norm, usize),
     pass: &Pass,
 ) -> Result<Spec> {
     let by = (Some(norm.weight), norm.eps);
-    launch(l, x, by, group, (out, End::Gate(gate)), pass)
+    launch(l, op.x, by, group, (op.out, End::Gate(op.gate)), pass)
 }
 
-/// The launch of [`Fused::NormPair`](crate::plan::fuse::Fused::NormPair): `out += norm(norm(a) +
-/// norm(b))`, then times the factor.
-pub fn norm_pair(
-    l: &Lowering,
-    [a, b]: [(BufferId, WeightId); 2],
-    norm: Norm,
-    group: usize,
-    (out, factor): (BufferId, Option<WeightId>),
-    pass: &Pass,
-) -> Result<Spec> {
+/// The launch of [`NormPair`].
+pub fn norm_pair(l: &Lowering, op: &NormPair, pass: &Pass) -> Result<Spec> {
+    let NormPair {
+        pair: [a, b],
+        norm,
+        group,
+        out,
+        factor,
+    } = *op;
     let floats = l.elements(out, pass) as usize;
     let rows = (floats / group) as u32;
     let params = RmsNormPair {

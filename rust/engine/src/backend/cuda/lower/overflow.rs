@@ -3,17 +3,15 @@
 
 use super::lowering::{Lowering, Pass};
 use super::params::Overflows;
-use super::pass_fusion::PassFusion;
-use super::product;
 use crate::error::Error;
-use crate::plan::fuse::Fused;
+use crate::plan::fuse::{Fused, FusedOp, PassFusion, ProductOp};
 use crate::plan::{Op, Plan, Rows};
 
 /// Where `op` reports rows of its x in `pass`.
-pub fn overflows(l: &Lowering, op: &product::Op<'_>, pass: &Pass) -> Overflows {
+pub fn overflows(l: &Lowering, op: &ProductOp, pass: &Pass) -> Overflows {
     // Of several products of a row the first.
-    let first = match op.fusion {
-        PassFusion::Choice(_, Some(shared)) => shared.number,
+    let first = match (&op.fusion, &op.shared) {
+        (PassFusion::Choice(_), Some(shared)) => shared.number,
         _ => op.number,
     };
     let is_picked = l.plan.buffer(op.x).rows == Rows::Out && !pass.all;
@@ -28,8 +26,8 @@ pub fn overflows(l: &Lowering, op: &product::Op<'_>, pass: &Pass) -> Overflows {
 }
 
 /// The number in the pass of the op that stores the keys and values of `layer`.
-pub fn storing(fused: &[Fused], layer: usize) -> usize {
-    let stores = |op: &Fused| stored_layer(op) == Some(layer);
+pub fn storing(fused: &[FusedOp], layer: usize) -> usize {
+    let stores = |fused: &FusedOp| stored_layer(&fused.op) == Some(layer);
     fused.iter().position(stores).unwrap_or(0)
 }
 
@@ -49,9 +47,10 @@ pub fn position(word: u64) -> Option<u64> {
 /// The error of a word that a kernel left for `slot`, see `report` in common.cuh: the complement of the
 /// position in the high half, then 16 bits of that of the op's number, one that says whether it is about
 /// the op's input, and the upper 15 of the magnitude. None for the word of no report.
-pub fn error(word: u64, slot: usize, plan: &Plan, fused: &[Fused]) -> Option<Error> {
+pub fn error(word: u64, slot: usize, plan: &Plan, fused: &[FusedOp]) -> Option<Error> {
     let position = position(word)?;
     let op = fused.get(!(word >> 16) as usize & 0xffff);
+    let op = op.map(|fused| &fused.op);
     let value = f32::from_bits((word as u32 & 0x7fff) << 16).to_string();
     if word & 0x8000 == 0 {
         return Some(Error::KvValues {
@@ -62,7 +61,7 @@ pub fn error(word: u64, slot: usize, plan: &Plan, fused: &[Fused]) -> Option<Err
         });
     }
     let tensor = match op {
-        Some(Fused::MatVec { parts, .. }) => plan.weight(parts[0].weight).name.clone(),
+        Some(Fused::MatVec(op)) => plan.weight(op.parts[0].weight).name.clone(),
         _ => "a tensor".into(),
     };
     Some(Error::Activations {

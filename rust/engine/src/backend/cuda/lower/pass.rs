@@ -1,18 +1,17 @@
 //! Lowers one pass over rows, op by op, to its launches.
 
 use super::attention::{AttentionOp, MergeBytes};
-use super::experts::{self, MixOp, Pairs, RouteOp};
+use super::experts::{self, Pairs};
 use super::lowering::{Lowering, Pass};
 use super::matmul::{self, ProductBytes};
-use super::pass_fusion::{FusedOp, PassFusion};
 use super::product::{self, Product};
 use super::shape::{MOST_FLOATS_X, MOST_TICKETS};
 use super::shapes::Shapes;
-use super::{attention_fixed, matvec, matvec_floats, norm, rowwise, skinny};
+use super::{attention_fixed, gate, matvec, matvec_floats, norm, rowwise, skinny};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::no_hidden;
 use crate::error::{Error, Result};
-use crate::plan::fuse::Fused;
+use crate::plan::fuse::{Fused, FusedOp, MixOp, PassFusion, ProductOp};
 use crate::plan::{Op, Plan};
 
 /// Memory that kernels share beside the buffers of the plan.
@@ -26,7 +25,7 @@ pub struct Scratch {
 
 impl Scratch {
     /// For passes of up to `rows` rows, `out` of which give logits.
-    pub fn new(plan: &Plan, fused: &[Fused], shapes: &Shapes, rows: usize, out: usize) -> Self {
+    pub fn new(plan: &Plan, fused: &[FusedOp], shapes: &Shapes, rows: usize, out: usize) -> Self {
         Self {
             merge: MergeBytes::new(plan, &shapes.attention, rows, out),
             products: ProductBytes::new(plan, fused, rows),
@@ -41,13 +40,12 @@ impl Scratch {
     }
 }
 
-/// How many fused ops come before the head of the model, which picks rows first, and the norm that stands
-/// in its place in a pass for hidden states.
-fn hidden(l: &Lowering) -> Result<(usize, Option<Op>)> {
-    let picks = |op: &Fused| matches!(op, Fused::Single(Op::SelectRows { .. }));
-    let head = l.fused.iter().position(picks);
-    let found = head.zip(l.plan.hidden()).ok_or_else(no_hidden)?;
-    let (head, end) = found;
+/// How many of the fused ops come before the head of the model, which picks rows first, and the norm that
+/// stands in its place in a pass for hidden states.
+fn hidden(l: &Lowering, list: &[FusedOp]) -> Result<(usize, Option<Op>)> {
+    let picks = |fused: &FusedOp| matches!(fused.op, Fused::Single(Op::SelectRows { .. }));
+    let head = list.iter().position(picks);
+    let (head, end) = head.zip(l.plan.hidden()).ok_or_else(no_hidden)?;
     let norm = end.op(l.plan.buffer(end.x).width);
     Ok((head, Some(norm)))
 }
@@ -63,16 +61,14 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
             "{rows} rows, {out} of them out, in one pass"
         )));
     }
-    let mut list = Vec::new();
+    let fused = l.fused.of_pass(&l.shape(pass));
     let (head, end) = match pass.hidden {
-        true => hidden(l)?,
-        false => (l.fused.len(), None),
+        true => hidden(l, &fused)?,
+        false => (fused.len(), None),
     };
-    let mut number = 0;
-    while number < head {
-        let fused = FusedOp::at(l, pass, number);
-        number += fused.count;
-        let launches = launches(l, &fused, pass, list.len())?;
+    let mut list = Vec::new();
+    for FusedOp { op, .. } in &fused[..head] {
+        let launches = launches(l, op, pass, list.len())?;
         // A pass without rows of a kind has no launch for them.
         list.extend(launches.into_iter().filter(|spec| !spec.grid.contains(&0)));
     }
@@ -82,101 +78,42 @@ pub fn specs(l: &Lowering, pass: &Pass) -> Result<Vec<Spec>> {
     Ok(list)
 }
 
-/// The launches of an op with what is fused to it, behind `before` others.
-fn launches(l: &Lowering, fused: &FusedOp<'_>, pass: &Pass, before: usize) -> Result<Vec<Spec>> {
-    Ok(match fused.op {
-        op @ Fused::MatVec { .. } => product::Op::of(op, fused.number, fused.fusion)
-            .map(|op| products(l, &op, pass, before))
-            .transpose()?
-            .unwrap_or_default(),
-        Fused::NormAdd {
-            x,
-            norm,
-            group,
-            out,
-            factor,
-        } => vec![norm::norm_add(l, *x, *norm, *group, (*out, *factor), pass)?],
-        Fused::NormPair {
-            pair,
-            norm,
-            group,
-            out,
-            factor,
-        } => vec![norm::norm_pair(
-            l,
-            *pair,
-            *norm,
-            *group,
-            (*out, *factor),
-            pass,
-        )?],
-        Fused::NormGate {
-            x,
-            norm,
-            group,
-            gate,
-            out,
-        } => vec![norm::norm_gate(l, *x, *norm, *group, (*gate, *out), pass)?],
+/// The launches of a fused op, behind `before` others.
+fn launches(l: &Lowering, op: &Fused, pass: &Pass, before: usize) -> Result<Vec<Spec>> {
+    let attention = |op, stored| match AttentionOp::new(&l.plan, op, stored) {
+        Some(op) => attention_fixed::specs(l, &op, pass, before),
+        None => Ok(rowwise::spec(l, op, pass)?.into_iter().collect()),
+    };
+    Ok(match op {
+        Fused::MatVec(op) => products(l, op, pass, before)?,
+        Fused::NormAdd(op) => vec![norm::norm_add(l, op, pass)?],
+        Fused::NormPair(op) => vec![norm::norm_pair(l, op, pass)?],
+        Fused::Gate(op) => gate::launch(l, op, pass)?.into_iter().collect(),
+        Fused::Route(op) => vec![experts::route(l, op, pass)?],
+        Fused::Mix(op) => vec![experts::mix(l, op, pass)],
+        Fused::QkNormRope(op) => vec![rowwise::qk_norm_rope(l, op, pass)?],
         Fused::ConvolvedRule { conv, rule } => rowwise::convolved_rule(l, conv, rule, pass)?,
-        op @ (Fused::Mix { .. } | Fused::Single(Op::MixExperts { .. })) => MixOp::of(op)
-            .map(|op| experts::mix(l, op, pass))
-            .into_iter()
-            .collect(),
-        op @ (Fused::Route { .. } | Fused::Single(Op::Route { .. })) => RouteOp::of(op)
-            .map(|op| experts::route(l, &op, pass))
-            .transpose()?
-            .into_iter()
-            .collect(),
-        Fused::QkNormRope {
-            queries,
-            keys,
-            values,
-            attended: _,
-            head_dim,
-            eps,
-            rotation,
-        } => vec![rowwise::qk_norm_rope(
-            l,
-            ([*queries, *keys], *values),
-            *head_dim,
-            *eps,
-            *rotation,
-            pass,
-        )?],
-        Fused::Single(Op::Attention {
-            q,
-            out,
-            layer,
-            n_head,
-            scale,
-            window,
-            sinks,
-        }) => {
-            let (newest, norm_rope) = match fused.fusion {
-                PassFusion::Stored { newest, norm_rope } => (Some(newest), norm_rope),
-                _ => (None, None),
+        Fused::Attention {
+            attention: op,
+            stored,
+        } => attention(op, Some(*stored))?,
+        Fused::Single(Op::MixExperts { x, routes, out }) => {
+            let (x, routes, out, adds) = (*x, *routes, *out, false);
+            let mix = MixOp {
+                x,
+                routes,
+                out,
+                adds,
             };
-            let op = AttentionOp {
-                q: *q,
-                out: *out,
-                layer: *layer,
-                kv: l.plan.kv[*layer],
-                n_head: *n_head,
-                scale: *scale,
-                window: *window,
-                sinks: *sinks,
-                newest,
-                norm_rope,
-            };
-            attention_fixed::specs(l, &op, pass, before)?
+            vec![experts::mix(l, &mix, pass)]
         }
-        Fused::Single(op) => rowwise::spec(l, op, pass)?.into_iter().collect(),
+        Fused::Single(op) => attention(op, None)?,
     })
 }
 
 /// The launches of a fused product, behind `before` others. The choice of the kernel changes its time, no
 /// bit.
-fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> Result<Vec<Spec>> {
+fn products(l: &Lowering, op: &ProductOp, pass: &Pass, before: usize) -> Result<Vec<Spec>> {
     let m = l.rows_of(op.x, pass);
     if m == 0 {
         return Ok(Vec::new());
@@ -192,20 +129,29 @@ fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> R
             return Ok(vec![spec]);
         }
     }
-    if let Some(shared) = op.fusion.shared() {
-        let own = product::Op {
-            fusion: op.fusion.without_shared(),
-            ..*op
+    // No launch has room for all of it.
+    let own = |op: &ProductOp| -> Result<Vec<Spec>> {
+        let op = ProductOp {
+            shared: None,
+            ..op.clone()
         };
-        let own = products(l, &own, pass, before)?;
-        let shared = launches(l, &FusedOp::of_shared(l, &shared), pass, before)?;
+        products(l, &op, pass, before)
+    };
+    if let Some(shared) = &op.shared {
+        let (own, shared) = (own(op)?, own(shared)?);
         let lists = match op.fusion {
-            PassFusion::Choice(..) => [shared, own],
+            PassFusion::Choice(_) => [shared, own],
             _ => [own, shared],
         };
         return Ok(lists.concat());
     }
-    let [first, last] = op.fusion.separate_launches(l, op.x, pass)?;
+    let [first, last] = match &op.fusion {
+        PassFusion::Nothing => [None, None],
+        PassFusion::Gate(op) => [gate::launch(l, op, pass)?, None],
+        PassFusion::Choice(op) => [Some(experts::route(l, op, pass)?), None],
+        PassFusion::Route(op) => [None, Some(experts::route(l, op, pass)?)],
+        PassFusion::Mix { mix, .. } => [None, Some(experts::mix(l, mix, pass))],
+    };
     if pairs.is_none() && (2..=skinny::MOST_ROWS).contains(&m) {
         if let Some(spec) = skinny::spec(l, op, &product, m, pass)? {
             return Ok(first.into_iter().chain([spec]).chain(last).collect());
@@ -220,7 +166,7 @@ fn products(l: &Lowering, op: &product::Op<'_>, pass: &Pass, before: usize) -> R
 /// chose the same.
 fn floats(
     l: &Lowering,
-    op: &product::Op<'_>,
+    op: &ProductOp,
     product: &Product,
     m: usize,
     pairs: Option<Pairs>,
@@ -239,4 +185,97 @@ fn floats(
             vec![pairs.group(), spec]
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::params::{AttentionFixed, MatVec};
+    use super::super::tests::{at, chunk, entries, id, lowering, step, superblocks, with};
+    use super::*;
+    use crate::plan::sketch as s;
+    use crate::quant;
+
+    #[test]
+    fn one_row_goes_through_its_gate_on_the_way_to_a_product() {
+        let (heads, gated) = (id("heads"), id("q"));
+        // The product adds to x: where that is the gate, other blocks may still be reading it.
+        for (by, reads_again, launches) in
+            [("delta", false, 0), ("delta", true, 1), ("x", false, 1)]
+        {
+            let gate = s::sigmoid_mul(heads, id(by), gated);
+            let l = lowering("sm_90", superblocks(), "I16", true);
+            let mut plan = Plan::clone(&l.plan);
+            let number = plan.ops.iter().position(|op| match op {
+                Op::MatVec { x, .. } => *x == heads,
+                _ => false,
+            });
+            let number = number.unwrap();
+            if let Op::MatVec { x, .. } = &mut plan.ops[number] {
+                *x = gated;
+            }
+            plan.ops.insert(number, gate);
+            if reads_again {
+                plan.ops.insert(number + 3, s::add(gated, id("x")));
+            }
+            let l = with(l, plan);
+            let its = |rows: usize| {
+                let list = specs(&l, &step(rows)).unwrap();
+                list.iter().filter(|s| s.entry == "sigmoid_mul").count()
+            };
+            assert_eq!((its(1), its(8)), (launches, 1));
+            let list = specs(&l, &step(1)).unwrap();
+            let gated =
+                |s: &&Spec| s.entry == "matvec" && s.params::<MatVec>().unwrap().gated.by != 0;
+            let gated: Vec<_> = list.iter().filter(gated).collect();
+            assert_eq!(gated.len(), 1 - launches);
+            for spec in gated {
+                let params: MatVec = spec.params().unwrap();
+                assert_eq!((params.x, params.gated.by), (at("heads"), at("delta")));
+                assert!(spec.label.starts_with("gate matvec"), "{}", spec.label);
+            }
+        }
+    }
+
+    #[test]
+    fn heads_are_normalized_and_rotated_where_a_step_attends_and_nothing_else_wants_them() {
+        let mut l = lowering("sm_90", superblocks(), "I16", true);
+        let mut plan = Plan::clone(&l.plan);
+        let head_dim = plan.kv[0].head_dim;
+        let first = plan.ops.iter().position(|op| matches!(op, Op::Rope { .. }));
+        for (name, address) in [("k", 1u64 << 60), ("q", 1 << 61)] {
+            let weight = s::weight(&mut plan, name, [head_dim, 1, 1], quant::TYPES[0].name);
+            l.at.vectors.insert(weight, address);
+            let norm = s::norm(id(name), Some(weight), id(name), head_dim);
+            plan.ops.insert(first.unwrap(), norm);
+        }
+        // Values that are what keys are before that.
+        let norm = s::norm(id("k"), None, id("v"), head_dim);
+        plan.ops.insert(first.unwrap(), norm);
+        let mut l = with(l, plan.clone());
+        let single = specs(&l, &step(1)).unwrap();
+        let its = |list: &[Spec], entry| list.iter().filter(|s| s.entry == entry).count();
+        for entry in ["qk_norm_rope", "rms_norm"] {
+            assert_eq!(its(&single, entry), 0, "{:?}", entries(&single));
+        }
+        let attention = single
+            .iter()
+            .find(|s| s.entry == "attention_fixed")
+            .unwrap();
+        let params: AttentionFixed = attention.params().unwrap();
+        assert_eq!((params.q_weight, params.k_weight), (1 << 61, 1 << 60));
+        assert_eq!((params.eps, params.cos_sin), (s::EPS, l.at.cos_sin[0]));
+        let says = |what| attention.variant.constants.has(what, true);
+        assert!(says("VALUES_NORMED") && says("VALUES_ARE_KEYS"));
+        // Rows of a prompt are stored before any is looked at: their heads are rotated before that.
+        let prompt = specs(&l, &chunk(64, 1)).unwrap();
+        assert_eq!(its(&prompt, "qk_norm_rope"), 1, "{:?}", entries(&prompt));
+        assert_eq!(its(&prompt, "rms_norm"), 0, "{:?}", entries(&prompt));
+        // Where attention rotated them, what reads them behind it would have them as they came.
+        let attends = |op: &Op| matches!(op, Op::Attention { .. });
+        let attention = plan.ops.iter().position(attends).unwrap();
+        plan.ops.insert(attention + 1, s::add(id("q"), id("x")));
+        l = with(l, plan);
+        let again = specs(&l, &step(1)).unwrap();
+        assert_eq!(its(&again, "qk_norm_rope"), 1, "{:?}", entries(&again));
+    }
 }

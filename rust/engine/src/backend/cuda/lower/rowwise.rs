@@ -15,9 +15,8 @@ use crate::backend::cuda::driver::constants::Constants;
 use crate::backend::cuda::driver::source::{constants, shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
-use crate::plan::fuse::{NormedHeads, Values};
 use crate::plan::signature::{Operand, Role, Rotation, Used};
-use crate::plan::{BufferId, Op, RopeStyle, WeightId};
+use crate::plan::{self, BufferId, Op, RopeStyle, WeightId};
 
 shared! {
     /// qk_norm_rope.cu
@@ -104,17 +103,18 @@ pub fn convolved_rule(l: &Lowering, conv: &Op, rule: &Op, pass: &Pass) -> Result
     }
 }
 
-/// The launch of [`Fused::QkNormRope`](crate::plan::fuse::Fused::QkNormRope).
-pub fn qk_norm_rope(
-    l: &Lowering,
-    (heads, values): ([NormedHeads; 2], Option<Values>),
-    head_dim: usize,
-    eps: f32,
-    rotation: Rotation,
-    pass: &Pass,
-) -> Result<Spec> {
+/// The launch of [`plan::fuse::QkNormRope`].
+pub fn qk_norm_rope(l: &Lowering, op: &plan::fuse::QkNormRope, pass: &Pass) -> Result<Spec> {
+    let plan::fuse::QkNormRope {
+        queries,
+        keys,
+        values,
+        head_dim,
+        eps,
+        rotation,
+    } = *op;
     let heads_of = |id| l.plan.buffer(id).width / head_dim;
-    let [q, k] = heads.map(|heads| heads_of(heads.x));
+    let [q, k] = [queries, keys].map(|heads| heads_of(heads.x));
     let are_keys = values.is_some_and(|values| values.are_keys);
     // Warps of their own, where they are no keys.
     let own = values.filter(|values| !values.are_keys);
@@ -127,7 +127,6 @@ pub fn qk_norm_rope(
         values_are_keys: are_keys,
         rotate: RotateConstants::new(&l.plan, rotation),
     };
-    let [queries, keys] = heads;
     let params = QkNormRope {
         q: l.address(queries.x),
         k: l.address(keys.x),
@@ -263,7 +262,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             Spec::new(elementwise(), "soft_cap", grid(n), THREADS, &params)
         }
         Op::ClampedSwiGlu { gate, up, out } => glu(l, "clamped_swiglu", [gate, up, out], pass),
-        Op::SigmoidMul { x, gate, out } => sigmoid_mul(l, [gate, x, out], pass)?,
+        Op::SigmoidMul { x, gate, out } => glu(l, "sigmoid_mul", [gate, x, out], pass),
         Op::Slice {
             x,
             out,
@@ -307,11 +306,6 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             return Err(Error::Internal(format!("{op:?} is no op of its own")))
         }
     }))
-}
-
-/// The launch of [`Op::SigmoidMul`], of the gate, x and where that goes.
-pub fn sigmoid_mul(l: &Lowering, ids: [BufferId; 3], pass: &Pass) -> Result<Spec> {
-    Ok(glu(l, "sigmoid_mul", ids, pass))
 }
 
 /// The gate, up and the activation.

@@ -4,7 +4,7 @@ use crate::backend::cuda::driver::constants::{Constants, Group, Line};
 use crate::plan::fuse::MOST_PARTS;
 use crate::quant::QuantType;
 
-pub use crate::plan::fuse::TILE_ROWS;
+pub use crate::plan::fuse::{MOST_FLOATS_X, TILE_ROWS};
 
 /// Columns of a tile: a superblock.
 pub const TILE_COLS: usize = 256;
@@ -12,9 +12,8 @@ pub const TILE_COLS: usize = 256;
 /// Most rows of weights of a block of matmul.cu.
 pub const MOST_BLOCK_ROWS: usize = 256;
 
-/// Most rows of x of a block of any product, and of one with weights that are floats.
+/// Most rows of x of a block of any product.
 pub const MOST_BLOCK_X: usize = 64;
-pub const MOST_FLOATS_X: usize = 8;
 
 /// Counters of kernels whose blocks count themselves, beside what products of several rows have: as many
 /// blocks of one expert, and heads of a rule's keys, there are at most.

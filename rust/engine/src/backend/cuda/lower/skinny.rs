@@ -7,7 +7,7 @@ use super::lowering::{Lowering, Pass};
 use super::overflow::overflows;
 use super::params;
 use super::params::{Overflows, QkvRotation, Segment, Skinny, CONSTANTS};
-use super::product::{EpilogueConstants, Op, Product};
+use super::product::{EpilogueConstants, Product};
 use super::shape::{largest_tile, superblocks, Segments, TILE_COLS, TILE_ROWS};
 use super::shapes;
 use super::x_tile::{XTile, X_TILE_ROWS};
@@ -15,6 +15,7 @@ use crate::backend::cuda::driver::info::{DeviceInfo, MOST_CLUSTER};
 use crate::backend::cuda::driver::source::{constants, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::Result;
+use crate::plan::fuse::ProductOp;
 use crate::plan::parts::{longest_part, MOST_PARTS};
 use crate::quant::QuantType;
 
@@ -176,7 +177,7 @@ impl Tiles {
 /// faster.
 pub fn spec(
     l: &Lowering,
-    op: &Op<'_>,
+    op: &ProductOp,
     product: &Product,
     m: usize,
     pass: &Pass,

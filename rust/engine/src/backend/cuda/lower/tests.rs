@@ -13,10 +13,9 @@ use super::pass::{specs, Scratch};
 use super::shapes::Shapes;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::backend::cuda::driver::spec::{Kind, Spec};
-use crate::plan::fuse::{fuse, singles, Fused};
-use crate::plan::{
-    BufferId, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId,
-};
+use crate::plan::fuse::{Fused, FusedOp, FusedPlan};
+use crate::plan::sketch as s;
+use crate::plan::{BufferId, KvShape, Op, Plan, RopeStyle, Rows, WeightId};
 use crate::quant::{self, QuantType};
 
 const HEAD_DIM: usize = 128;
@@ -51,12 +50,7 @@ pub fn id(name: &str) -> BufferId {
 /// One layer between an embedding and a head, with matrices in `ty`.
 fn plan(ty: &str) -> Plan {
     let mut plan = Plan {
-        ropes: vec![RopeTable {
-            inv_freq: vec![1.0; HEAD_DIM / 2],
-            factors: None,
-            scale: 1.0,
-            temperature: None,
-        }],
+        ropes: s::angles(HEAD_DIM / 2),
         kv: vec![KvShape {
             n_head_kv: 1,
             head_dim: HEAD_DIM,
@@ -74,85 +68,36 @@ fn plan(ty: &str) -> Plan {
         };
         plan.add_buffer(name, width, rows);
     }
-    let weight = |plan: &mut Plan, name: &str, n_in: usize, n_out: usize, ty: &str| {
-        plan.add_weight(Weight {
-            name: name.into(),
-            n_in,
-            n_out,
-            n_expert: 1,
-            ty: quant::by_name(ty).unwrap(),
-        })
+    let weight = s::weight(&mut plan, "norm", [WIDTH, 1, 1], quant::TYPES[0].name);
+    let norm = s::norm_of(weight);
+    let table = s::weight(&mut plan, "table", [WIDTH, N_VOCAB, 1], ty);
+    let mut product = |name: &str, [x, out]: [&str; 2], norm| {
+        let shape = [x, out].map(|name| plan.buffer(id(name)).width);
+        let weight = s::weight(&mut plan, name, [shape[0], shape[1], 1], ty);
+        s::matvec(id(x), norm, weight, id(out))
     };
-    let norm = weight(&mut plan, "norm", WIDTH, 1, quant::TYPES[0].name);
-    let table = weight(&mut plan, "table", WIDTH, N_VOCAB, ty);
-    let norm = Norm {
-        weight: norm,
-        eps: 1e-5,
-    };
-    let product = |plan: &mut Plan, name: &str, x: &str, norm: Option<Norm>, out: &str| {
-        let (n_in, n_out) = (plan.buffer(id(x)).width, plan.buffer(id(out)).width);
-        let weight = match name {
-            "table" => table,
-            _ => weight(plan, name, n_in, n_out, ty),
-        };
-        Op::MatVec {
-            x: id(x),
-            norm,
-            weight,
-            bias: None,
-            scale: None,
-            out: id(out),
-        }
-    };
-    let rope = |x: &str, n_head| Op::Rope {
-        x: id(x),
-        n_head,
-        table: 0,
-        style: RopeStyle::Halves,
-    };
-    let add = |x: &str| Op::Add {
-        x: id(x),
-        out: id("x"),
-    };
-    let embed = |weight, out, scale| Op::Embed { weight, out, scale };
-    plan.ops = vec![
-        embed(table, id("x"), 1.0),
-        product(&mut plan, "wq", "x", Some(norm), "q"),
-        product(&mut plan, "wk", "x", Some(norm), "k"),
-        product(&mut plan, "wv", "x", Some(norm), "v"),
-        rope("q", N_HEAD),
-        rope("k", 1),
-        Op::KvScatter {
-            k: id("k"),
-            v: id("v"),
-            layer: 0,
-        },
-        Op::Attention {
-            q: id("q"),
-            out: id("heads"),
-            layer: 0,
-            n_head: N_HEAD,
-            scale: 0.1,
-            window: None,
-            sinks: None,
-        },
-        product(&mut plan, "wo", "heads", None, "delta"),
-        add("delta"),
-        product(&mut plan, "gate", "x", Some(norm), "gate"),
-        product(&mut plan, "up", "x", Some(norm), "up"),
-        Op::SwiGlu {
-            gate: id("gate"),
-            up: id("up"),
-            out: id("act"),
-        },
-        product(&mut plan, "down", "act", None, "delta"),
-        add("delta"),
-        Op::SelectRows {
-            x: id("x"),
-            out: id("last"),
-        },
-        product(&mut plan, "table", "last", Some(norm), "logits"),
+    let (x, out, scale) = (id("x"), id("x"), 1.0);
+    let weight = table;
+    let ops = vec![
+        Op::Embed { weight, out, scale },
+        product("wq", ["x", "q"], norm),
+        product("wk", ["x", "k"], norm),
+        product("wv", ["x", "v"], norm),
+        s::rope(id("q"), N_HEAD, RopeStyle::Halves),
+        s::rope(id("k"), 1, RopeStyle::Halves),
+        s::kv_scatter(id("k"), id("v")),
+        s::attention(id("q"), id("heads"), N_HEAD),
+        product("wo", ["heads", "delta"], None),
+        s::add(id("delta"), x),
+        product("gate", ["x", "gate"], norm),
+        product("up", ["x", "up"], norm),
+        s::swiglu(["gate", "up", "act"].map(id)),
+        product("down", ["act", "delta"], None),
+        s::add(id("delta"), x),
+        Op::SelectRows { x, out: id("last") },
+        product("table", ["last", "logits"], norm),
     ];
+    plan.ops = ops;
     plan.check().unwrap();
     plan
 }
@@ -172,11 +117,8 @@ const WEIGHTS: u64 = 1 << 44;
 pub fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering {
     let plan = Arc::new(plan(ty));
     let kv_type = quant::kv_by_name(kv_type).unwrap();
-    let fused = match is_fused {
-        true => fuse(&plan),
-        false => singles(&plan),
-    };
-    let wanted = wanted(&plan, &fused).unwrap();
+    let fused = FusedPlan::new(&plan, is_fused);
+    let wanted = wanted(&plan, &fused.list).unwrap();
     let matrix = |(i, m): (u64, &Matrix)| ((m.ids.clone(), m.order), WEIGHTS + (i << 32));
     let vector = |(i, id): (u64, &WeightId)| (*id, 2 * WEIGHTS + (i << 32));
     let kv = KvView {
@@ -215,11 +157,11 @@ pub fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering
 /// The same of another plan.
 pub fn with(mut l: Lowering, plan: Plan) -> Lowering {
     plan.check().unwrap();
-    l.fused = fuse(&plan);
-    let wanted = wanted(&plan, &l.fused).unwrap();
+    l.plan = Arc::new(plan);
+    l.fused = FusedPlan::new(&l.plan, true);
+    let wanted = wanted(&l.plan, &l.fused.list).unwrap();
     let places = (1u64..).zip(wanted.matrices);
     l.at.matrices = places.map(|(i, m)| ((m.ids, m.order), i << 44)).collect();
-    l.plan = Arc::new(plan);
     l
 }
 
@@ -447,7 +389,7 @@ fn more_rows_than_there_is_memory_for_are_refused() {
 #[test]
 fn scratch_grows_with_rows_and_the_widest_product() {
     let l = lowering("sm_90", superblocks(), quant::DEFAULT_KV, true);
-    let of = |rows, out| Scratch::new(&l.plan, &l.fused, &l.shapes, rows, out);
+    let of = |rows, out| Scratch::new(&l.plan, &l.fused.list, &l.shapes, rows, out);
     // Whole blocks of 64 rows, each of four superblocks.
     let row = |rows: usize| of(rows, 64).products.tiles / rows;
     assert!(row(512) >= 4 * 2 * WIDTH && row(512) < 5 * 2 * WIDTH);
@@ -467,13 +409,9 @@ fn the_host_checks_the_parameters_of_every_kernel() {
         for is_fused in [true, false] {
             let mut l = lowering("sm_90", ty, kv, is_fused);
             // Not of this model: a norm that is no part of a product.
-            l.fused.push(Fused::Single(Op::RmsNorm {
-                x: id("q"),
-                weight: Some(WeightId(0)),
-                out: id("q"),
-                group: WIDTH,
-                eps: 1e-5,
-            }));
+            let op = Fused::Single(s::norm(id("q"), Some(WeightId(0)), id("q"), WIDTH));
+            let (rule, ops) = (None, vec![0]);
+            l.fused.list.push(FusedOp { op, rule, ops });
             for pass in [step(1), chunk(64, 1)] {
                 checked.extend(specs(&l, &pass).unwrap());
             }

@@ -29,7 +29,7 @@ use crate::backend::cuda::lower::overflow;
 use crate::backend::cuda::lower::pass::{self, Scratch};
 use crate::backend::{RunnerOptions, Weights};
 use crate::error::{Error, Result};
-use crate::plan::fuse::{fuse, singles};
+use crate::plan::fuse::FusedPlan;
 use crate::plan::{BufferId, Plan, RopeTable};
 
 /// A plan on a card.
@@ -165,18 +165,21 @@ impl Card {
             angles.push(buffer);
         }
         let overflows = HostBuffer::new(context, 8 * options.n_slots)?;
-        let fused = match options.gpu.fuse {
-            true => fuse(&plan),
-            false => singles(&plan),
-        };
+        let fused = FusedPlan::new(&plan, options.gpu.fuse);
         let shapes = shapes::of(&context.info)?.0;
-        let bytes = Scratch::new(&plan, &fused, &shapes, max_rows, max_out);
+        let bytes = Scratch::new(&plan, &fused.list, &shapes, max_rows, max_out);
         let scratch = ScratchBuffers::new(context, &bytes, &stream)?;
-        let weights = DeviceWeights::new(context, &plan, wanted(&plan, &fused)?)?;
+        let weights = DeviceWeights::new(context, &plan, wanted(&plan, &fused.list)?)?;
         let mut at = Addresses {
             buffers: buffers.iter().map(DeviceBuffer::address).collect(),
             kv: (0..plan.kv.len())
-                .map(|layer| kv.view(layer, overflow::storing(&fused, layer), overflows.address()))
+                .map(|layer| {
+                    kv.view(
+                        layer,
+                        overflow::storing(&fused.list, layer),
+                        overflows.address(),
+                    )
+                })
                 .collect(),
             cos_sin: angles.iter().map(DeviceBuffer::address).collect(),
             states: states.addresses(),
@@ -340,7 +343,7 @@ impl Card {
         let word = self.overflows.words().get(slot)?;
         overflow::position(word.load(Ordering::Acquire)).filter(|at| *at <= until)?;
         let word = word.swap(0, Ordering::AcqRel);
-        overflow::error(word, slot, self.plan(), &self.lowering.fused)
+        overflow::error(word, slot, self.plan(), &self.lowering.fused.list)
     }
 
     /// Begins to look at `slot` anew, behind everything queued: steps that were launched ahead may
