@@ -65,9 +65,9 @@ def command(
     line of boundaries says how much of the sum is starts and ends. MB and GB/s count all that a
     kernel has to read and write: weights, keys and values, rows; the peak is measured here by a
     kernel that only reads. --stamps runs the step with kernels that note when their blocks came to
-    which moment of a replay. --plan prints a line for each fused operation, with the rule that found it
-    and the operations of the plan that it replaced; where there is no card, as on one of 132
-    multiprocessors. --dot writes Graphviz' language, `dot -Tsvg` draws it.
+    which moment of a replay. --plan prints a line for each fused operation, with the rule that
+    found it and the operations of the plan that it replaced; where there is no card, as on one of
+    132 multiprocessors. --dot writes Graphviz' language, `dot -Tsvg` draws it.
     """
     if each and as_json:
         raise click.UsageError("--each is for the table: the JSON lists each kernel as it is")
