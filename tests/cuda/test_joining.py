@@ -132,7 +132,7 @@ def ask():
     tail = [chance.randrange(400) for _ in range(chance.randrange(8))]
     return alike + tail, options, chance.randrange(-100, 101), chance.choice([None] * 4 + [3])
 
-asked = [ask() for _ in range(2000 if given["real"] else 24)]
+asked = [ask() for _ in range(2000 if given["real"] else 40)]
 
 async def follow(llm, prompt, options, priority, cut):
     stream = llm.agenerate(prompt, priority=priority, **options)
