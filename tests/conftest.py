@@ -216,7 +216,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
             # Of this process: the simulator may compile other kernels than the engine knows of.
             folder = request.getfixturevalue("tmp_path_factory").mktemp("kernels")
             patch.setenv("ONEGRAPH_CACHE_DIR", str(folder))
-            # Whoever opens a library of these names from now on gets these.
+            # From now on an open of a library of these names finds these.
             for name in ("libcuda.so", "libnvrtc.so"):
                 ctypes.CDLL(str(library_dir / name))
         elif found.name == "card" and hasattr(ctypes.CDLL("libcuda.so.1"), "ksimStats"):

@@ -87,7 +87,7 @@ def test_a_row_that_cannot_be_answered_costs_no_other(
     assert all(isinstance(each, str) for each in made["error"])
 
 
-def test_who_wants_it_has_the_first_such_row_raise(smollm2: Path) -> None:
+def test_the_first_such_row_raises_on_request(smollm2: Path) -> None:
     made = Generate(str(smollm2), prompt="question", load=CPU, errors="raise", **GREEDY)
     with pytest.raises(ContextError, match="302 tokens"):
         made({"question": np.array(["tea", "tea " * 300], dtype=object)})
@@ -272,7 +272,7 @@ def test_serve_answers_a_client_as_the_server_does(
             text = httpx.get(f"{url}/metrics", headers={"x-api-key": "sesame"}).text
             return float(text.split('vllm:num_requests_running{model_name="smol"} ')[1].split()[0])
 
-        # Whoever leaves is not waited for.
+        # An actor that leaves is not waited for.
         long: Any = {**asked, "max_tokens": 200, "extra_body": {"ignore_eos": True}}
         stream = client.chat.completions.create(model="smol", stream=True, **long)
         next(iter(stream))

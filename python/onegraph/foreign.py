@@ -1,5 +1,5 @@
 """Names that are none here. Of those of other programs, the page for those who come from there says
-what to take; of those of earlier versions, `MOVED` does."""
+what to take; of those of earlier versions, `MOVED` and `RENAMED` do."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ MOVED = {
     "graph_max_batch": "graph=GraphOptions(max_batch=...)",
     "graph_padding": "graph=GraphOptions(padding=...)",
     "pdl": "graph=GraphOptions(pdl=...)",
+}
+
+#: Attributes that a class had, and what they are now.
+RENAMED = {
+    ("Stats", "aside"): "preempted",
+    ("Stats", "pages_aside"): "pages_swapped_out",
 }
 
 P = ParamSpec("P")
@@ -92,6 +98,9 @@ class Answering(ABCMeta):
 
 def unknown(of: object, owner: type, name: str) -> AttributeError:
     """The error for an attribute that is none."""
-    said = None if name.startswith("_") else answer(name, is_keyword=False)
+    if now := RENAMED.get((owner.__name__, name)):
+        said: str | None = f"it is {now} now"
+    else:
+        said = None if name.startswith("_") else answer(name, is_keyword=False)
     text = f"{owner.__name__} has no attribute {name!r}" + (f": {said}" if said else "")
     return AttributeError(text, name=name, obj=of)

@@ -40,7 +40,7 @@ _said_cpu = threading.Lock()  # taken once, by the first model that "auto" puts 
 
 
 def _load(loading: _native.Loading, told: Told | None) -> _native.Engine:
-    """Waits for a model and tells how far it is; an error of whoever is told breaks it off."""
+    """Waits for a model and reports progress; an error of the callback ends the wait."""
     try:
         while not isinstance(now := loading.next(), _native.Engine):
             if told is not None:
@@ -69,8 +69,8 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         logits of the same bits on the CPU and on every card; or, on the CPU alone, "f32"
     kv_tokens: tokens whose keys and values there is memory for, of all sequences together; None
         takes `max_batch` times `n_ctx`. With fewer, sequences share what there is, and where it
-        runs out the last of them steps aside until there is room: see `onegraph help cache`
-    kv_host_bytes: bytes of the host's memory for those that step aside; None takes 8 GiB, but at
+        runs out the last of them is preempted until there is room: see `onegraph help cache`
+    kv_host_bytes: bytes of the host's memory for those that are preempted; None takes 8 GiB, but at
         most a quarter of what is available. Requests that could need more than both together wait
     prefix_cache: keep the keys and values of tokens that were read or generated, as long as nobody
         needs their room, so that a prompt that begins with the same tokens is read from where it
@@ -78,7 +78,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         state of their own, such as Qwen3.5's, the state is kept at the end of each prompt and
         answer, at the last multiple of 64 tokens before a prompt's end and every 2,048 tokens, and
         a prompt is read from the last of these. `Result.usage` counts `cached_tokens`
-    prefix_host_bytes: bytes of the host's memory for what gave way on the device, and for states.
+    prefix_host_bytes: bytes of the host's memory for what the device evicts, and for states.
         None takes 8 GiB, but at most a quarter of what is available; without any, models with
         states read every prompt whole
     cache_dir: a folder where they survive the process; None keeps nothing. Its files tell what

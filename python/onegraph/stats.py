@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from onegraph import foreign
 from onegraph.graphs import GraphStats
 
 __all__ = ["Places", "Stats"]
@@ -32,10 +34,10 @@ class Stats:
     running: int
     feeding: int
     slots: int
-    #: Sequences that stepped aside, which keep their slots and wait for pages (`kv_tokens`), and
+    #: Sequences that are preempted, which keep their slots and wait for pages (`kv_tokens`), and
     #: their pages in the host's memory.
-    aside: int
-    pages_aside: int
+    preempted: int
+    pages_swapped_out: int
     #: Pages of keys and values on the device, of 64 tokens each.
     pages: Places
     #: Those of layers that see a window, where others see all; all zero where the model has none.
@@ -52,13 +54,18 @@ class Stats:
     #: Tokens that `prompt_lookup_num_tokens` drafted, and those of them that were right.
     drafted_tokens: int
     accepted_tokens: int
-    #: How often a sequence stepped aside since the pages had run out.
+    #: How often a sequence was preempted since the pages had run out.
     preemptions: int
     #: Both together over the last ten seconds in which something ran.
     prompt_tokens_per_second: float
     generated_tokens_per_second: float
     #: How decode steps ran, as `LLM.graph_stats` says; None where there are no graphs.
     graphs: GraphStats | None
+
+    if not TYPE_CHECKING:  # a type checker knows what there is
+
+        def __getattr__(self, name):
+            raise foreign.unknown(self, type(self), name)
 
     @classmethod
     def from_json(cls, text: str) -> Stats:

@@ -32,7 +32,7 @@ def attacks() -> Iterator[Attack]:
     for i in range(8):
         many.tensors[f"extra.{i}"] = Tensor([2**58])
     yield Attack("sum-wraps", many.bytes(), "plan", "past the file")
-    # A tensor larger than what the file holds of it: whoever copies it sends its own memory.
+    # A tensor larger than what the file holds of it: a copy would send the process's own memory.
     yield Attack("larger-than-file", tensor(LAST, Tensor([2**20])), "plan", "past the file")
     yield Attack("one-byte-short", File().bytes()[:-1], "plan", "fetch it again")
     yield Attack("overlap", tensor(LAST, Tensor([8], offset=0)), "plan", "overlapping")

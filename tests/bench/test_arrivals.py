@@ -53,7 +53,7 @@ def test_answers_are_counted_in_each_dialect(dialect: str, alone: Served) -> Non
     assert dues == pytest.approx([0.0, 0.05, 0.1, 0.15])
 
 
-def test_who_waits_for_another_waits_from_when_it_was_due(alone: Served) -> None:
+def test_a_wait_for_another_request_counts_from_when_it_was_due(alone: Served) -> None:
     first, second = play(Target(alone.url), [Due(0.0, "tea", 300, 1), Due(0.0, "jam", 2, 1)])
     if first.parts[0] > second.parts[0]:
         first, second = second, first

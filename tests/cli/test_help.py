@@ -42,7 +42,7 @@ def test_a_pipe_gets_the_page_byte_for_byte(topic: str, cli: Any) -> None:
     assert done.stdout == opener.pages()[topic].path.read_bytes()
 
 
-def test_whoever_reads_a_part_of_a_page_sees_no_error(command: list[str]) -> None:
+def test_a_reader_that_stops_early_sees_no_error(command: list[str]) -> None:
     line = ["bash", "-c", 'set -o pipefail; "$@" | head -n 1', "bash", *command, "help", "api"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "# Python\n", "")

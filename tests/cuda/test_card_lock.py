@@ -16,7 +16,7 @@ def is_taken(path: Path) -> bool:
     return False
 
 
-def test_who_measures_waits_for_the_others_and_later_ones_wait_behind(tmp_path: Path) -> None:
+def test_a_measurement_waits_for_the_others_and_later_ones_wait_behind(tmp_path: Path) -> None:
     order: list[str] = []
 
     def use(name: str, alone: bool) -> None:

@@ -29,7 +29,7 @@ THREE = {"KSIM_MULTIPROCESSORS": "24"}
 
 TOGETHER = """
 prompts = [[5 + n, 6, 7 + 2 * n] for n in range(given["rows"])]
-options = {"temperature": 0.8, "seed": 3, "ignore_eos": True, "max_tokens": 4, "logprobs": 1}
+options = {"temperature": 0.8, "seed": 3, "ignore_eos": True, "max_tokens": 3, "logprobs": 1}
 def numbers(found):
     return [[(t.token_id, t.logprob) for t in one.logprobs] for one in found]
 with onegraph.LLM(path, device="cuda", n_ctx=64, max_batch=8, prefix_cache=False) as llm:

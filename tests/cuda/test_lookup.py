@@ -41,9 +41,8 @@ with onegraph.LLM(path, n_ctx=192, max_batch=3, kv_type=kv_type, device="cuda") 
     stats = llm.graph_stats()
     out["eager"] = stats.eager
     out["graphs"] = len(stats.captured)
-    for _ in range(3):
-        again = [llm.generate(prompt, **{**with_lookup, **kind}).token_ids for kind in kinds]
-    out["again"] = again
+    again = [llm.generate(prompt, **{**with_lookup, **kind}) for kind in kinds]
+    out["again"] = [found.token_ids for found in again]
     out["more_graphs"] = len(llm.graph_stats().captured) - out["graphs"]
 """
 

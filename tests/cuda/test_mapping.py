@@ -15,7 +15,7 @@ import synth
 pytestmark = pytest.mark.thorough
 
 # Sequences that grow as they decode, or whose windows go on, take pages after pages. None is taken
-# from prefixes: what gives way is copied to the host, which is waited for.
+# from prefixes: an evicted page is copied to the host, which is waited for.
 SCRIPT = """
 import sys
 import onegraph
@@ -42,7 +42,7 @@ with onegraph.LLM(path, kv_tokens=kv_tokens or None, prefix_cache=False, **load)
 
 
 @pytest.mark.parametrize(("shape", "kv_tokens"), [("tiny-llama", 576), ("tiny-gemma3", 0)])
-def test_nobody_waits_for_pages(
+def test_no_step_waits_for_pages(
     shape: str,
     kv_tokens: int,
     simulator: dict[str, str],

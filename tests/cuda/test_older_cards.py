@@ -17,7 +17,7 @@ from support.card_process import OnCard
 pytestmark = pytest.mark.thorough
 
 BODY = """
-asked = {"temperature": 0, "ignore_eos": True, "max_tokens": 4}
+asked = {"temperature": 0, "ignore_eos": True, "max_tokens": 3}
 prompts = ["Hello world", "a b c"]
 for device in ("cpu", "cuda"):
     with onegraph.LLM(path, device=device, n_ctx=256, max_batch=2) as llm:

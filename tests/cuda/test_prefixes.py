@@ -39,7 +39,7 @@ with onegraph.LLM(path, prefix_cache=False, **load) as plain, onegraph.LLM(path,
     streams = [llm.generate(p, stream=True, **options) for p in together]
     out["together"] = [[i for piece in s for i in piece.token_ids] for s in streams]
     out["alone"] = [ask(plain, p)[1] for p in together]
-    # More than the cache holds: what was kept gives way.
+    # More than the cache holds: kept prefixes are evicted.
     out["others"] = [both(words(160)) is not None for _ in range(3)]
     out["still"] = same
     stats = llm.graph_stats() if device != "cpu" else None
@@ -70,7 +70,7 @@ def shaped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return paths
 
 
-#: Turns, an edited message and a branch; what gave way on the device; a saved prefix in another
+#: Turns, an edited message and a branch; what was evicted on the device; a saved prefix in another
 #: model; and what the next process finds in the folder.
 EVERYWHERE = """
 import os
@@ -129,7 +129,7 @@ out["same"] = same
         ("tiny-gemma3", "q8_0"),
     ],
 )
-def test_what_gave_way_and_what_a_state_knows_is_not_read_again(
+def test_evicted_and_checkpointed_prefixes_are_not_read_again(
     on_card: Any, shaped: dict[str, Path], tmp_path: Path, shape: str, kv_type: str, device: str
 ) -> None:
     given = {"folder": str(tmp_path), "device": device, "kv_type": kv_type}

@@ -20,7 +20,7 @@ kinds = [
     {"schema": schema, "temperature": 0.0},
     {"schema": schema, "temperature": 1.2, "seed": 7, "logprobs": 2},
     {"regex": "[a-z]{3,12}", "temperature": 1.0, "seed": 3, "top_k": 5, "repeat_penalty": 1.3},
-    {"temperature": 0.7, "seed": 1},
+    {"temperature": 0.7, "seed": 1, "max_tokens": 40},
     {"choice": ["a long choice of words", "a long choice of letters"], "temperature": 0.0},
     {"regex": "(ab){1,9}", "temperature": 0.9, "seed": 5, "logit_bias": {70: 2.0}},
 ]
@@ -31,11 +31,12 @@ def numbers(found):
     return found.text, found.token_ids, found.finish_reason, logprobs
 def run(device, **more):
     with onegraph.LLM(path, n_ctx=192, max_batch=4, device=device, **more) as llm:
-        alone = [numbers(llm.generate(prompt, **options, **kind)) for kind in kinds]
-        streams = [llm.generate(prompt, stream=True, **options, **kind) for kind in kinds]
+        asked = [{**options, **kind} for kind in kinds]
+        alone = [numbers(llm.generate(prompt, **each)) for each in asked]
+        streams = [llm.generate(prompt, stream=True, **each) for each in asked]
         together = [[t for piece in stream for t in piece.token_ids] for stream in streams]
         stats = llm.graph_stats() if device == "cuda" else None
-        again = [numbers(llm.generate(prompt, **options, **kind)) for kind in kinds[1:3]]
+        again = [numbers(llm.generate(prompt, **each)) for each in asked[1:3]]
         more = llm.graph_stats() if device == "cuda" else None
         return alone, together, again, stats, more
 cpu = run("cpu")

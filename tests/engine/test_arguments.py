@@ -128,6 +128,15 @@ def test_a_load_option_that_moved_says_where_it_is_now(name: str) -> None:
         LLM("none.gguf", **{name: None})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("owner", "name"), foreign.RENAMED)
+def test_an_attribute_that_was_renamed_says_its_name(llm: LLM, owner: str, name: str) -> None:
+    stats = llm.stats()
+    now = foreign.RENAMED[owner, name]
+    assert type(stats).__name__ == owner and getattr(stats, now) == 0
+    with pytest.raises(AttributeError, match=f"Stats has no attribute '{name}': it is {now} now"):
+        getattr(stats, name)
+
+
 def test_options_of_graphs_answer_where_they_are_made() -> None:
     with pytest.raises(onegraph.ArgumentError, match=r'graph.mode = "x": must be one of full, '):
         GraphOptions(mode="x")  # type: ignore[arg-type]

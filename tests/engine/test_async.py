@@ -123,8 +123,8 @@ def test_one_is_for_the_whole_or_for_pieces(llm: LLM) -> None:
 
 
 def test_one_wake_serves_all_that_a_step_gave(tiny: Path) -> None:
-    """A bell is rung once a step, however many streams it is for: whoever wakes at once finds news
-    of all of them."""
+    """A bell is rung once a step, however many streams it is for: a task that wakes at once finds
+    news of all of them."""
     tokens, streams = 60, 8
     with LLM(tiny, device="cpu", max_batch=streams) as llm:
         bell = _native.Doorbell()

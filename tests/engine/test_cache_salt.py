@@ -42,7 +42,7 @@ async def one(llm: LLM, prompt: list[int], salt: str) -> int:
     return found.usage.cached_tokens
 
 
-def test_who_asks_at_once_waits_for_nobody_of_another_salt(tiny: Path) -> None:
+def test_requests_do_not_wait_for_those_of_another_salt(tiny: Path) -> None:
     """A prompt may wait for one that begins like it, and be read from there: that tells as much."""
     prompt = words(400)
     with LLM(tiny, **LOAD) as llm:

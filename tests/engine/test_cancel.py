@@ -21,7 +21,7 @@ SHORT: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True}
 
 @pytest.fixture
 def narrow(tiny: Path) -> LLM:
-    """One slot: whoever holds it keeps everyone else waiting."""
+    """One slot: the request that holds it keeps all others waiting."""
     return LLM(tiny, device="cpu", max_batch=1)
 
 

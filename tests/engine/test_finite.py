@@ -1,6 +1,6 @@
-"""Models with one number that is infinite or NaN: none of them answers. Whoever meets it first says
-where, whatever the op, the type of the weights and that of the cache: a gate, a maximum or a cache
-of integers could make a number of it, and the answer another model's."""
+"""Models with one number that is infinite or NaN: none of them answers. The first op to meet it
+says where, whatever the op, the type of the weights and that of the cache: a gate, a maximum or a
+cache of integers could make a number of it, and the answer another model's."""
 
 from __future__ import annotations
 

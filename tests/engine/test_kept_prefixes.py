@@ -168,7 +168,7 @@ def test_damaged_files_are_read_anew(
     assert found == (256, *fresh[1:])
 
 
-def test_a_folder_of_other_things_harms_nobody(tiny: Path, tmp_path: Path) -> None:
+def test_a_folder_of_other_files_is_harmless(tiny: Path, tmp_path: Path) -> None:
     prompt = words(300)
     with LLM(tiny, cache_dir=tmp_path, **LOAD) as llm:
         fresh = ask(llm, prompt)

@@ -39,7 +39,7 @@ def alone(gemma: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def crowded(gemma: Path) -> Iterator[LLM]:
-    """A host's memory of a few pages, so that what gives way is forgotten sooner or later."""
+    """A host's memory of a few pages, so that what is evicted is dropped there sooner or later."""
     with LLM(gemma, max_batch=3, prefix_host_bytes=1 << 20, **LOAD) as llm:
         yield llm
 

@@ -39,7 +39,7 @@ def test_what_follows_the_last_tensor_is_nobodys(usual: Path, tmp_path: Path) ->
         assert logits(path) == logits(usual)
 
 
-def test_text_that_is_not_utf_8_matters_to_who_reads_it(usual: Path, tmp_path: Path) -> None:
+def test_text_that_is_not_utf_8_fails_where_it_is_read(usual: Path, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     extra = {"general.author": ("Ren_ of somewhere", STRING)}
     data = tiny.write(path, extra=extra).read_bytes()

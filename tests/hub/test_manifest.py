@@ -153,7 +153,7 @@ def test_the_lock_follows_no_link_and_empties_nothing(tiny: hub.Known, tmp_path:
     assert precious.read_text() == "years of work"
 
 
-def test_who_waits_for_another_process_says_so(tiny: hub.Known) -> None:
+def test_waiting_for_another_process_is_reported(tiny: hub.Known) -> None:
     lock = tiny.path.with_suffix(".lock")
     lock.parent.mkdir(parents=True)
     said = []

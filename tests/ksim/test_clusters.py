@@ -153,7 +153,7 @@ def test_what_is_stored_is_there_behind_its_phase(card: Card) -> None:
     assert np.isnan(before).all() and (behind == 7.0).all()
 
 
-def test_who_has_ended_is_not_waited_for(card: Card) -> None:
+def test_blocks_that_have_ended_are_not_waited_for(card: Card) -> None:
     kernel = card.kernel("""
     struct P { uint32_t* passed; };
     KERNEL(k, P) {

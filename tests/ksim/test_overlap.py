@@ -209,6 +209,6 @@ def test_a_thread_that_does_not_wait_shows_though_its_block_does(script: Script)
 
 
 def test_a_kernel_that_ends_without_a_wait_is_reported(script: Script) -> None:
-    """Whoever waits for it would not have waited for the kernel before it."""
+    """A wait for it would not have waited for the kernel before it."""
     _, said = chain(script, before="if (p.number == 1) return;")
     assert "no thread of the block called pdl_wait()" in said

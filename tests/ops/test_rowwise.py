@@ -150,7 +150,7 @@ def test_queries_that_grow_with_their_position(backend: Backend, style: str) -> 
         assert np.array_equal(bits(found[part]), bits(wanted[part]))
 
 
-#: What an op must not turn into a number: whoever reads it next tells of it.
+#: What an op must not turn into a number: the next op reports it.
 NOT_FINITE = (np.nan, np.inf, -np.inf)
 
 

@@ -39,7 +39,7 @@ def test_a_key_is_asked_for(headers: dict[str, str], status: int, llm: LLM) -> N
             status
         )
         assert served.get("/metrics", **headers)[0] == status
-        # Whether it is there, whoever starts and watches it may know.
+        # Whether it is there may be known without a key.
         assert served.get("/health")[0] == served.get("/ready")[0] == 200
 
 

@@ -51,7 +51,7 @@ def flood(connection: socket.socket, part: bytes, most: int) -> int:
     return sent
 
 
-def test_half_open_connections_give_way_to_those_that_ask(llm: LLM) -> None:
+def test_half_open_connections_are_closed_for_those_with_a_request(llm: LLM) -> None:
     with serving(asgi(llm)) as served:
         served.server.idle.most = 100
         with contextlib.ExitStack() as stack:
@@ -84,7 +84,7 @@ sys.stdin.read()
 
 
 @pytest.mark.thorough
-def test_ten_thousand_connections_hold_up_nobody(command: list[str], tiny: Path) -> None:
+def test_ten_thousand_connections_delay_no_request(command: list[str], tiny: Path) -> None:
     """A server as it is started, and a client in a process of its own: each has its own files."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < 11_000:
@@ -136,7 +136,7 @@ def test_ten_thousand_connections_hold_up_nobody(command: list[str], tiny: Path)
         assert ask() < 1.0
 
 
-def test_one_that_is_served_does_not_give_way(llm: LLM) -> None:
+def test_a_connection_that_is_served_stays_open(llm: LLM) -> None:
     with serving(asgi(llm)) as served:
         served.server.idle.most = 20
         running = served.connect()
@@ -285,7 +285,7 @@ def test_bodies_that_are_held_have_a_bound_over_all_clients(llm: LLM) -> None:
         until(lambda: bodies.held == 0)
 
 
-def test_who_never_reads_holds_nothing_for_long(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_never_reads_is_dropped(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "LINGER_SECONDS", 0.5)
     # Of an answer whose end the server itself still holds.
     monkeypatch.setattr(connections, "IDLE_SECONDS", 1.0)
@@ -306,7 +306,7 @@ def test_who_never_reads_holds_nothing_for_long(llm: LLM, monkeypatch: pytest.Mo
             connection.close()
 
 
-def test_who_never_reads_and_asks_on_holds_nothing_for_long(
+def test_a_pipelining_client_that_never_reads_is_dropped(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Short answers too, which have no time of their own, wait for a client that does not read."""
@@ -333,7 +333,7 @@ def test_who_never_reads_and_asks_on_holds_nothing_for_long(
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_who_reads_slowly_gets_all_of_it(
+def test_a_slow_reader_gets_the_whole_answer(
     keeps: bool, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "IDLE_SECONDS", 1.2)
@@ -497,7 +497,7 @@ def test_depth_in_a_field_breaks_nothing(path: str, asked: Any, served: Served) 
     prompt(served)
 
 
-def test_slow_readers_hold_up_nobody_and_get_all_of_their_own(llm: LLM) -> None:
+def test_slow_readers_delay_no_request_and_get_whole_answers(llm: LLM) -> None:
     asked = {**LONG, "max_tokens": 110, "logprobs": 20}
     answers: dict[socket.socket, bytes] = {}
     made = threading.Event()

@@ -108,7 +108,7 @@ def test_a_client_that_leaves_its_body_is_gone_and_no_failure(
 
 
 def test_the_end_of_a_server_is_not_taken_for_that_of_a_client(served: Served, llm: LLM) -> None:
-    """A task that is cancelled from outside says so: whoever cancelled it waits for that."""
+    """A task that is cancelled from outside says so: the canceller waits for that."""
 
     async def run() -> None:
         async def receive() -> Any:

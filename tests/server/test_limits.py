@@ -43,7 +43,7 @@ def test_a_full_queue_is_said_with_when_to_come_again(llm: LLM) -> None:
         assert served.post("/v1/completions", {"prompt": "tea", "max_tokens": 1})[0] == 200
 
 
-def test_those_who_wait_are_served_in_turn(llm: LLM) -> None:
+def test_waiting_requests_are_served_in_turn(llm: LLM) -> None:
     with serving(asgi(llm, max_queue=20)) as served:
         statuses = []
 

@@ -1,4 +1,4 @@
-"""Models that are loaded when they are asked for, and give way to one another."""
+"""Models that are loaded when they are asked for, and unloaded for one another."""
 
 import asyncio
 import gc
@@ -75,7 +75,7 @@ def test_one_that_is_used_stays(tiny: Path) -> None:
     asyncio.run(run())
 
 
-def test_several_who_ask_for_one_load_it_once(tiny: Path) -> None:
+def test_requests_for_one_model_load_it_once(tiny: Path) -> None:
     async def run() -> None:
         memory = Memory(tiny, room=3)
         await asyncio.gather(*(memory.use("a") for _ in range(8)))
@@ -87,7 +87,7 @@ def test_several_who_ask_for_one_load_it_once(tiny: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_load_goes_on_when_those_who_wait_for_it_leave(tiny: Path) -> None:
+def test_a_load_goes_on_when_its_requests_are_gone(tiny: Path) -> None:
     async def run() -> None:
         memory = Memory(tiny, room=3, seconds=0.3)
         model = memory.models.find("a")

@@ -44,7 +44,7 @@ def answers(raw: bytes) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
-def test_who_asks_on_is_answered_in_order(in_parts: bool, served: Served) -> None:
+def test_pipelined_requests_are_answered_in_order(in_parts: bool, served: Served) -> None:
     sent = b"".join(http(path, body) for path, body in BODIES) + get("/ready", connection="close")
     with served.connect() as connection:
         for at in range(0, len(sent), step := 40 if in_parts else len(sent)):
@@ -57,7 +57,9 @@ def test_who_asks_on_is_answered_in_order(in_parts: bool, served: Served) -> Non
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-def test_who_sends_no_more_is_answered(path: str, body: dict[str, Any], served: Served) -> None:
+def test_a_client_that_sends_no_more_is_answered(
+    path: str, body: dict[str, Any], served: Served
+) -> None:
     with served.connect() as connection:
         connection.sendall(http(path, body))
         connection.shutdown(socket.SHUT_WR)
@@ -66,7 +68,9 @@ def test_who_sends_no_more_is_answered(path: str, body: dict[str, Any], served: 
     assert answer[0] == served.post(path, body)[0] and raw.startswith(b"HTTP/1.1 ")
 
 
-def test_who_asks_on_and_then_sends_no_more_is_answered_in_order(served: Served, llm: LLM) -> None:
+def test_pipelined_requests_of_a_client_that_sends_no_more_are_answered_in_order(
+    served: Served, llm: LLM
+) -> None:
     running = [served.connect() for _ in range(llm.max_batch)]
     for connection in running:
         connection.sendall(http("/v1/completions", {**LONG, "stream": True}))

@@ -73,7 +73,7 @@ def test_a_key_finds_nothing_of_another(path: str, llm: LLM) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"api_keys": ["alice"]}, {"api_keys": KEYS, "share_prefixes": True}]
 )
-def test_who_shares_a_key_or_none_shares_prefixes(options: dict[str, Any], llm: LLM) -> None:
+def test_requests_of_one_key_or_none_share_prefixes(options: dict[str, Any], llm: LLM) -> None:
     with fresh(llm, **options) as served:
         assert cached(served, "/v1/completions", "alice") == 0
         other = options.get("api_keys", ["alice"])[-1]

@@ -390,7 +390,7 @@ def test_reading_that_takes_too_long_ends(llm: LLM) -> None:
     found._lanes.end()
 
 
-def test_reading_for_who_has_left_ends_and_gives_its_room_back(service: Service) -> None:
+def test_reading_for_a_client_that_left_ends_and_frees_its_room(service: Service) -> None:
     endless, leaves = Endless(), threading.Event()
 
     async def run() -> None:

@@ -196,7 +196,7 @@ def test_literals_that_json_has_a_value_for_are_taken(literal: str) -> None:
 
 TAGS = ["</parameter>", "</function>", "</tool_call>", "<tool_call>", "<function=g>", "<function="]
 PIECES = [*TAGS, "<parameter=n>", "<parameter=zz>", "<parameter=", "</param", "\n", "\n", " ", "a"]
-#: What is a call by the format, whoever wrote it: the next parameter, another call, a parameter
+#: What is a call by the format, wherever it stands: the next parameter, another call, a parameter
 #: behind one that nothing ends, a call behind one that a parameter within a value makes none.
 WRITTEN = re.compile(
     r"</parameter>\s*<parameter=|</function>\s*(</tool_call>\s*)?<function="

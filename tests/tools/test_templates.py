@@ -100,7 +100,7 @@ ARGUMENTS: list[dict[str, Any]] = [
     {"city": "7", "days": 10**15, "detail": [], "extra": {}},
     {},
 ]
-#: Python's quotes are not escaped by the template, so these come back changed whoever reads them.
+#: Python's quotes are not escaped by the template, so these come back changed in every reader.
 AMBIGUOUS = {"lfm": [1, 2]}
 
 QUESTION = "Weather of which city?"

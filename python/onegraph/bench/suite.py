@@ -222,7 +222,7 @@ def _run_once(llm: LLM, case: Case, seed: int) -> list[Timings]:
         for generation in generations:
             generation.cancel()
     if stepped := llm.stats().preemptions - before:
-        raise _too_many(case, f"{stepped} times one stepped aside, as the pages had run out")
+        raise _too_many(case, f"{stepped} times a sequence was preempted, as the pages had run out")
     return times
 
 

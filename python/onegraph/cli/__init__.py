@@ -150,7 +150,7 @@ def main(args: Sequence[str] | None = None) -> int:
         click.echo(printable(said.getvalue()), err=True, nl=False)
         return e.exit_code
     except BrokenPipeError:
-        # Whoever read the output has had enough. Python flushes once more at its end.
+        # The reader of the output has closed it. Python flushes once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         # Ends as an uncaught Ctrl-C does, so that a shell's loop ends too.

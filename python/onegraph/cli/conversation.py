@@ -57,7 +57,7 @@ def save(conversation: Conversation, model: Path, path: Path) -> None:
 
 
 def load(path: Path) -> Conversation:
-    """Reads what `save` wrote, or whoever keeps to its form. Raises `FileError` where there is no
+    """Reads what `save` wrote, or another program in its form. Raises `FileError` where there is no
     such file, `ArgumentError` where it holds something else."""
     try:
         with open_regular(path) as file:

@@ -1,4 +1,4 @@
-"""The models that are on this machine, whoever fetched them."""
+"""The models that are on this machine, whichever program fetched them."""
 
 from __future__ import annotations
 

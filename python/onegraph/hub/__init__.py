@@ -110,7 +110,7 @@ _NO_GGUF = (
 
 
 def _begins_as_gguf(path: Path) -> bool:
-    """Or cannot be read, which whoever loads it says with the remedy."""
+    """Or cannot be read, which the load reports with the remedy."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"GGUF"

@@ -2,7 +2,7 @@
 
 Another user, or an accident, may have put something else in the place of a file: a link, a FIFO, a
 device. What is opened here is a plain file or an error, and opening waits for nobody. The folder
-itself may be a link, to a larger disk say; whoever may write to it decides what is kept there.
+itself may be a link, to a larger disk say; a user who may write to it decides what is kept there.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def one_process(lock: Path, waits: Callable[[], object]) -> Iterator[bool]:
         return
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | _common()
     try:
-        # Not for everyone: whoever may read it may hold it. A group may share a folder.
+        # Not for everyone: a user who may read it may lock it. A group may share a folder.
         descriptor = os.open(lock, flags, 0o660)
     except OSError as e:
         if e.errno == errno.ELOOP:

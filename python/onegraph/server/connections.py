@@ -42,7 +42,7 @@ class Idle:
     """The connections without a request, the one that has waited longest first."""
 
     def __init__(self, most: int) -> None:
-        #: Connections that there may be. Beyond them the one that has waited longest gives way.
+        #: Connections that there may be. Beyond them the one that has waited longest is closed.
         self.most = most
         self._since: dict[Connection, float] = {}
 

@@ -72,5 +72,5 @@ class Failures:
             if not started:
                 await response(scope, why)(scope, receive, send)
             if isinstance(e, asyncio.CancelledError):
-                # Whoever ends the server waits for it.
+                # The one that ends the server waits for it.
                 raise

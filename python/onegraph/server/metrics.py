@@ -59,14 +59,14 @@ FIGURES = {
     "onegraph:sequences_feeding": ("gauge", "Sequences whose prompts are still read."),
     "onegraph:pages_free": ("gauge", "Free pages of keys and values."),
     "onegraph:pages_of_prefixes": ("gauge", "Pages that are kept for prompts to come."),
-    "onegraph:sequences_aside": ("gauge", "Sequences that wait for pages to come back."),
-    "onegraph:pages_aside": ("gauge", "Pages of those that are in the host's memory."),
+    "onegraph:sequences_preempted": ("gauge", "Sequences that wait for pages to be swapped in."),
+    "onegraph:pages_swapped_out": ("gauge", "Pages of those that are in the host's memory."),
     "onegraph:requests_total": ("counter", "Requests that the engine began."),
     "onegraph:prefix_hits_total": ("counter", "Of those, the ones that began with kept tokens."),
     "onegraph:prompt_tokens_total": ("counter", "Tokens of prompts that were read."),
     "onegraph:cached_tokens_total": ("counter", "Tokens of prompts that were kept."),
     "onegraph:generated_tokens_total": ("counter", "Tokens that were generated."),
-    "onegraph:preemptions_total": ("counter", "How often a sequence stepped aside."),
+    "onegraph:preemptions_total": ("counter", "How often a sequence was preempted."),
     "onegraph:generated_tokens_per_second": ("gauge", "Over the last ten seconds with work."),
     "onegraph:prompt_tokens_per_second": ("gauge", "Over the last ten seconds with work."),
 }
@@ -82,8 +82,8 @@ def _figures(stats: Stats) -> Iterator[float]:
     yield stats.feeding
     yield pages.free
     yield pages.prefixes
-    yield stats.aside
-    yield stats.pages_aside
+    yield stats.preempted
+    yield stats.pages_swapped_out
     yield stats.requests
     yield stats.prefix_hits
     yield stats.prompt_tokens

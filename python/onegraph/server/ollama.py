@@ -262,7 +262,7 @@ async def _answer(service: Service, asked: Asked | _Presence) -> ASGIApp:
         return service.answer(asked)
     head = asked.head
     if asked.leaves:
-        # One that is in use stays, and so does one that is not of a folder: whoever asks is told
+        # One that is in use stays, and so does one that is not of a folder: the client is told
         # the same, as by ollama.
         async with asyncio.timeout(service.limits.seconds):
             await service.models.unload(asked.model)
@@ -417,7 +417,7 @@ def _generate(service: Service, fields: Fields) -> Asked | _Presence:
     suffix = fields.text("suffix") or None
     # A gap is filled without a conversation.
     raw = fields.flag("raw") or suffix is not None
-    # It is whoever sent it that spells the template here, all of it.
+    # The client spells the whole template here.
     plain = conversation.prompt(prompt, chosen, parse_special=True, suffix=suffix)
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})

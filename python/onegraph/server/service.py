@@ -69,7 +69,7 @@ class Service:
     models: Models
     limits: Limits
     metrics: Metrics = field(default_factory=Metrics)
-    #: Whether it ends: what runs is finished, and whoever balances sends no more.
+    #: Whether it ends: what runs is finished, and a load balancer sends no more.
     draining: bool = False
     _bodies: Bodies = field(default_factory=Bodies)
     _lanes: Lanes = field(default_factory=Lanes)

@@ -214,7 +214,7 @@ impl BlockManager {
         self
     }
 
-    /// Hands at most `most` pages and states to whoever writes files. Says whether there are more,
+    /// Hands at most `most` pages and states to the thread that writes files. Says whether there are more,
     /// which may have to wait for the disk.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 //! (before 3.14) by unwinding its stack, and Rust aborts the process where a foreign unwinding meets
 //! its frames. PyO3 panics where it sees it coming, in a destructor, which aborts as well. So the way
 //! back is closed before: an exit handler says that the end begins and waits for those who are on
-//! their way back already; whoever comes later stays out for ever, which is what CPython 3.14 does
+//! their way back already; a thread that comes later stays out for ever, which is what CPython 3.14 does
 //! with such threads. They are daemons: Python has joined all others by then.
 //!
 //! For the same reason no Python code runs below a Rust frame of such a thread, since CPython may end

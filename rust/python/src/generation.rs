@@ -2,7 +2,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use onegraph::engine::{Cut, Piece, StoppedBy, Ticket, Wait, POLL};
+use onegraph::engine::{LengthReason, Piece, StoppedBy, Ticket, Wait, POLL};
 use onegraph::Error;
 use pyo3::prelude::*;
 
@@ -60,7 +60,10 @@ impl From<Piece> for Generated {
                 .map(|l| (l.logprob, l.top))
                 .collect(),
             finish_reason: end.as_ref().map(|f| f.reason.name()),
-            cut: end.as_ref().and_then(|f| f.cut).map(Cut::name),
+            cut: end
+                .as_ref()
+                .and_then(|f| f.length_reason)
+                .map(LengthReason::name),
             stop_reason: end.and_then(|f| f.stopped_by).map(|by| match by {
                 StoppedBy::Token(id) => StopReason::Token(id),
                 StoppedBy::Text(text) => StopReason::Text(text),

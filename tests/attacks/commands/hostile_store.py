@@ -1,6 +1,6 @@
 """Stores of models, ollama's and our own, with something else where a file should be.
 
-A FIFO keeps whoever opens it waiting for good, a device gives bytes without end, a link in the
+A FIFO blocks a process that opens it for good, a device gives bytes without end, a link in the
 place of a file that is about to be written empties what it points to, and a file of the right size
 holds something else.
 """

@@ -17,7 +17,7 @@ use super::lookup::Lookup;
 use super::pace::Pace;
 use super::policy;
 use super::queue::{Job, Look, Shared, Work, CLOSED};
-use super::request::{Cut, Piece, StoppedBy};
+use super::request::{LengthReason, Piece, StoppedBy};
 use super::scheduler::{schedule, Limits, Reason, Seq, Stage, State, Step, Waiting};
 use super::stats::{Counts, Publisher};
 use super::text::TextStream;
@@ -594,8 +594,10 @@ impl Executor {
         let mut piece = Piece::default();
         let mut end = match event.finish {
             Some(Finish::Stop) => Some(End::Stop(StoppedBy::Token(event.token))),
-            Some(_) if g.drawn.len() >= g.request.max_tokens => Some(End::Length(Cut::MaxTokens)),
-            Some(_) => Some(End::Length(Cut::Context)),
+            Some(_) if g.drawn.len() >= g.request.max_tokens => {
+                Some(End::Length(LengthReason::MaxTokens))
+            }
+            Some(_) => Some(End::Length(LengthReason::Context)),
             None => None,
         };
         if !matches!(end, Some(End::Stop(_))) {

@@ -357,7 +357,7 @@ mod tests {
         assert_eq!(Room::below(&root), machine);
         write("sys/fs/cgroup/memory.max", "max\n");
         assert_eq!(Room::below(&root), machine);
-        // Half of what the group uses is files that give way.
+        // Half of what the group uses is cached files, which the kernel drops on demand.
         write("sys/fs/cgroup/memory.max", "4194304\n");
         write("sys/fs/cgroup/memory.current", "2097152\n");
         write(

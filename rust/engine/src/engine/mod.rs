@@ -64,8 +64,8 @@ pub use pooling::Pooling;
 pub use prefixes::PrefixKeeping;
 pub use queue::close_all;
 pub use request::{
-    Cut, FinishReason, Finished, Piece, Request, StoppedBy, Timings, Usage, DEFAULT_MAX_TOKENS,
-    MAX_PRIORITY, MAX_STOP_TOKENS, PRIORITY_STEP,
+    FinishReason, Finished, LengthReason, Piece, Request, StoppedBy, Timings, Usage,
+    DEFAULT_MAX_TOKENS, MAX_PRIORITY, MAX_STOP_TOKENS, PRIORITY_STEP,
 };
 pub use stats::{Done, Stats};
 pub use ticket::{Ticket, Wait, POLL};
@@ -467,8 +467,8 @@ impl Engine {
         let states = match self.loaded.keeps_states {
             true => Places {
                 total: slots,
-                free: slots.saturating_sub(now.running + now.aside),
-                sequences: now.running + now.aside,
+                free: slots.saturating_sub(now.running + now.preempted),
+                sequences: now.running + now.preempted,
                 prefixes: 0,
             },
             false => Places::default(),
@@ -478,8 +478,8 @@ impl Engine {
             running: now.running,
             feeding: now.feeding,
             slots,
-            aside: now.aside,
-            pages_aside: now.pages_aside,
+            preempted: now.preempted,
+            pages_swapped_out: now.pages_swapped_out,
             pages: now.pages,
             window_pages: now.window_pages,
             states,

@@ -27,7 +27,7 @@ pub struct PrefixKeeping {
     /// Bytes of the host's memory.
     pub host_bytes: usize,
     /// Bytes of it for sequences that are preempted.
-    pub aside_bytes: usize,
+    pub swap_bytes: usize,
     directory: Option<(PathBuf, u64)>,
     kv_type: &'static str,
     /// Of the model's files, and a checksum of them once that was needed.
@@ -56,11 +56,11 @@ impl PrefixKeeping {
             reporter.at("checksum", 0, 0)?;
             sum.get_or_init(|| model.checksum());
         }
-        let (host, aside) = (options.prefix_host_bytes, options.kv_host_bytes);
+        let (host, swapped) = (options.prefix_host_bytes, options.kv_host_bytes);
         Ok(Self {
             counts: Arc::default(),
             host_bytes: host.unwrap_or_else(|| Room::here().for_prefixes()),
-            aside_bytes: aside.unwrap_or_else(|| Room::here().for_prefixes()),
+            swap_bytes: swapped.unwrap_or_else(|| Room::here().for_prefixes()),
             directory: directory.map(|folder| (folder, options.cache_dir_bytes)),
             kv_type: options.kv_type()?.name,
             stamp: model.stamp(),
@@ -98,7 +98,7 @@ impl PrefixKeeping {
         };
         let host_bytes = if sizes.shares { self.host_bytes } else { 0 };
         let stateful = sizes.state_bytes > 0;
-        let pool = pool.with_swap_space(self.aside_bytes / sizes.page_bytes.max(1));
+        let pool = pool.with_swap_space(self.swap_bytes / sizes.page_bytes.max(1));
         Ok(pool.keeping(stateful, host_bytes, store, self.counts.clone()))
     }
 

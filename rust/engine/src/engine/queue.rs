@@ -39,7 +39,7 @@ impl Job {
         if let Work::Generate { request, out, .. } = &self.work {
             let finished = Finished {
                 reason: FinishReason::Cancelled,
-                cut: None,
+                length_reason: None,
                 stopped_by: None,
                 usage: Usage {
                     prompt: request.prompt.len(),

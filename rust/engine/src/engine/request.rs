@@ -122,16 +122,16 @@ impl FinishReason {
     }
 }
 
-/// What cut a sequence short.
+/// Why a sequence ended before its own end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cut {
+pub enum LengthReason {
     /// Its `max_tokens`.
     MaxTokens,
     /// The context is full.
     Context,
 }
 
-impl Cut {
+impl LengthReason {
     /// Its public name.
     pub fn name(self) -> &'static str {
         match self {
@@ -210,7 +210,7 @@ impl Timings {
 pub struct Finished {
     pub reason: FinishReason,
     /// Of [`FinishReason::Length`].
-    pub cut: Option<Cut>,
+    pub length_reason: Option<LengthReason>,
     /// Of [`FinishReason::Stop`].
     pub stopped_by: Option<StoppedBy>,
     pub usage: Usage,
@@ -242,7 +242,7 @@ impl Piece {
 /// The sending half of a [`super::Ticket`]. A caller that waits elsewhere is woken for each of
 /// them, and for their end.
 pub(super) struct Outlet<T = Piece> {
-    // Goes before the last call does: whoever is woken by the end finds it.
+    // Dropped before the last call: a caller woken by the end finds it closed.
     pieces: Sender<Result<T>>,
     called: Called,
 }

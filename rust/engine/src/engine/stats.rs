@@ -19,8 +19,8 @@ pub struct Stats {
     pub feeding: usize,
     pub slots: usize,
     /// Sequences that were preempted and wait for pages, and their pages in the host's memory.
-    pub aside: usize,
-    pub pages_aside: usize,
+    pub preempted: usize,
+    pub pages_swapped_out: usize,
     /// Pages of keys and values.
     pub pages: Places,
     /// Those of layers that see a window, where others see all; none where there are none.
@@ -58,8 +58,8 @@ pub struct Done {
 pub struct Now {
     pub running: usize,
     pub feeding: usize,
-    pub aside: usize,
-    pub pages_aside: usize,
+    pub preempted: usize,
+    pub pages_swapped_out: usize,
     pub pages: Places,
     pub window_pages: Places,
     pub done: Done,
@@ -189,8 +189,8 @@ impl Publisher {
             self.last = Some((counts, self.moved, self.grown, Instant::now()));
             self.now.running = counts.active - counts.preempted;
             self.now.feeding = counts.feeding;
-            self.now.aside = counts.preempted;
-            self.now.pages_aside = pool.swapped();
+            self.now.preempted = counts.preempted;
+            self.now.pages_swapped_out = pool.swapped();
             self.now.pages = pool.places();
             self.now.window_pages = pool.windowed_places();
         }

@@ -3,26 +3,17 @@
 
 use std::cmp::Ordering;
 
-use llguidance::derivre::Regex;
 use serde_json::Value;
 
+use super::alternatives::{Schemas, LARGE, LINKS};
 use super::bounds::{self, Decimal};
-use super::schema::{count, counts, items, kind_of, listed, members, said_types};
-use super::schema::{Graph, Leaves, Schema, LARGE, LEADING, LINKS};
-use super::texts::{found, Asked};
+use super::keywords::{count, counts, items, kind_of, listed, members, said_types, types_of};
+use super::keywords::{Leaves, Schema, LEADING};
+use super::patterns::has;
+use super::texts::Asked;
 
 /// How deep values are looked at to tell schemas apart.
 const DEEP: usize = 4;
-
-/// Whether a pattern is found in a text.
-///
-/// # Errors
-/// The pattern, where it cannot be held.
-pub(super) fn has(pattern: &str, text: &str) -> Result<bool, String> {
-    let named = || format!("pattern {pattern:?}");
-    let regex = found(pattern).ok_or_else(named)?;
-    Ok(Regex::new(&regex).map_err(|_| named())?.is_match(text))
-}
 
 /// Whether two values are the same: `1` and `1.0` are.
 fn are_same(one: &Value, other: &Value) -> bool {
@@ -55,12 +46,17 @@ fn is_of(value: &Value, name: &str) -> bool {
 }
 
 /// Whether a value fits a schema and all that it leads to.
-fn fits(graph: &mut Graph<'_>, value: &Value, schema: &Value, deep: usize) -> Result<bool, String> {
+fn fits(
+    schemas: &mut Schemas<'_>,
+    value: &Value,
+    schema: &Value,
+    deep: usize,
+) -> Result<bool, String> {
     let below = deep
         .checked_add(1)
         .filter(|deep| *deep < LINKS)
         .ok_or(LARGE)?;
-    graph.spend(1)?;
+    schemas.spend(1)?;
     let schema = match schema {
         Value::Bool(fits) => return Ok(*fits),
         Value::Object(schema) => schema,
@@ -71,8 +67,8 @@ fn fits(graph: &mut Graph<'_>, value: &Value, schema: &Value, deep: usize) -> Re
             continue;
         };
         if keyword == "$ref" {
-            let target = graph.target(schema)?;
-            if !fits(graph, value, target, below)? {
+            let target = schemas.target(schema)?;
+            if !fits(schemas, value, target, below)? {
                 return Ok(false);
             }
             continue;
@@ -80,7 +76,7 @@ fn fits(graph: &mut Graph<'_>, value: &Value, schema: &Value, deep: usize) -> Re
         let each = given.as_array().ok_or(keyword)?;
         let mut fitting = 0usize;
         for one in each {
-            let fits = fits(graph, value, one, below)?;
+            let fits = fits(schemas, value, one, below)?;
             fitting = fitting.saturating_add(usize::from(fits));
         }
         let right = match keyword {
@@ -92,17 +88,17 @@ fn fits(graph: &mut Graph<'_>, value: &Value, schema: &Value, deep: usize) -> Re
             return Ok(false);
         }
     }
-    Ok(is_listed(graph, value, schema)? && fits_leaf(graph, value, schema, below)?)
+    Ok(is_listed(schemas, value, schema)? && fits_leaf(schemas, value, schema, below)?)
 }
 
 /// Whether a value fits what these say themselves.
 pub(super) fn fits_leaves(
-    graph: &mut Graph<'_>,
+    schemas: &mut Schemas<'_>,
     value: &Value,
     leaves: &[&Schema],
 ) -> Result<bool, String> {
     for schema in leaves {
-        if !(is_listed(graph, value, schema)? && fits_leaf(graph, value, schema, 0)?) {
+        if !(is_listed(schemas, value, schema)? && fits_leaf(schemas, value, schema, 0)?) {
             return Ok(false);
         }
     }
@@ -111,19 +107,19 @@ pub(super) fn fits_leaves(
 
 /// The same of a value that one of them lists.
 pub(super) fn is_one_of(
-    graph: &mut Graph<'_>,
+    schemas: &mut Schemas<'_>,
     value: &Value,
     own: &Schema,
     beside: &[&Schema],
 ) -> Result<bool, String> {
     let both = own.contains_key("const") && own.contains_key("enum");
-    Ok((!both || is_listed(graph, value, own)?)
-        && fits_leaf(graph, value, own, 0)?
-        && fits_leaves(graph, value, beside)?)
+    Ok((!both || is_listed(schemas, value, own)?)
+        && fits_leaf(schemas, value, own, 0)?
+        && fits_leaves(schemas, value, beside)?)
 }
 
 /// Whether a value is among those that a schema lists, where it lists some.
-fn is_listed(graph: &mut Graph<'_>, value: &Value, schema: &Schema) -> Result<bool, String> {
+fn is_listed(schemas: &mut Schemas<'_>, value: &Value, schema: &Schema) -> Result<bool, String> {
     if schema.get("const").is_some_and(|one| !are_same(one, value)) {
         return Ok(false);
     }
@@ -131,13 +127,13 @@ fn is_listed(graph: &mut Graph<'_>, value: &Value, schema: &Schema) -> Result<bo
         return Ok(true);
     };
     let values = values.as_array().ok_or("enum")?;
-    graph.spend(values.len())?;
+    schemas.spend(values.len())?;
     Ok(values.iter().any(|one| are_same(one, value)))
 }
 
 /// Whether it is of a type and what is said of that.
 fn fits_leaf(
-    graph: &mut Graph<'_>,
+    schemas: &mut Schemas<'_>,
     value: &Value,
     schema: &Schema,
     deep: usize,
@@ -166,13 +162,13 @@ fn fits_leaf(
             let (first, rest) = items(schema)?;
             for (i, item) in each.iter().enumerate() {
                 if let Some(schema) = first.get(i).copied().or(rest) {
-                    if !fits(graph, item, schema, deep)? {
+                    if !fits(schemas, item, schema, deep)? {
                         return Ok(false);
                     }
                 }
             }
             if schema.get("uniqueItems") == Some(&Value::Bool(true)) {
-                graph.spend(each.len().saturating_mul(each.len()))?;
+                schemas.spend(each.len().saturating_mul(each.len()))?;
                 let again = |(i, one): (usize, &Value)| {
                     each.iter()
                         .skip(i.saturating_add(1))
@@ -191,7 +187,7 @@ fn fits_leaf(
             }
             for (name, member) in each {
                 for schema in parts.of(name)? {
-                    if !fits(graph, member, schema, deep)? {
+                    if !fits(schemas, member, schema, deep)? {
                         return Ok(false);
                     }
                 }
@@ -204,20 +200,20 @@ fn fits_leaf(
 
 /// Whether it is certain that no value fits two of these and what is said beside them.
 pub(super) fn are_apart<'a>(
-    graph: &mut Graph<'a>,
+    schemas: &mut Schemas<'a>,
     each: &'a [Value],
     beside: &Leaves<'a>,
 ) -> Result<bool, String> {
     let mut ways = Vec::new();
     for one in each {
-        ways.push(graph.alternatives(&[one], false)?);
+        ways.push(any_of(schemas, &[one])?);
     }
     for (i, ones) in ways.iter().enumerate() {
         for others in ways.iter().skip(i.saturating_add(1)) {
             for one in ones {
                 for other in others {
                     let all = [&one[..], &other[..], &beside[..]].concat();
-                    if !is_nothing(graph, &all, DEEP)? {
+                    if !is_nothing(schemas, &all, DEEP)? {
                         return Ok(false);
                     }
                 }
@@ -228,12 +224,16 @@ pub(super) fn are_apart<'a>(
 }
 
 /// Whether it is certain that no value fits all of these, that many deep at most.
-fn is_nothing<'a>(graph: &mut Graph<'a>, leaves: &Leaves<'a>, deep: usize) -> Result<bool, String> {
-    graph.spend(4)?;
+fn is_nothing<'a>(
+    schemas: &mut Schemas<'a>,
+    leaves: &Leaves<'a>,
+    deep: usize,
+) -> Result<bool, String> {
+    schemas.spend(4)?;
     for schema in leaves {
         if let Some(values) = listed(schema)? {
             for value in values {
-                if fits_leaves(graph, value, leaves)? {
+                if fits_leaves(schemas, value, leaves)? {
                     return Ok(false);
                 }
             }
@@ -243,7 +243,7 @@ fn is_nothing<'a>(graph: &mut Graph<'a>, leaves: &Leaves<'a>, deep: usize) -> Re
     let Some(below) = deep.checked_sub(1) else {
         return Ok(false);
     };
-    for name in super::schema::types_of(leaves)? {
+    for name in types_of(leaves)? {
         let nothing = match name {
             "integer" | "number" => bounds::is_nothing(leaves, name == "integer")?,
             "string" => Asked::of(leaves, false)?.is_none_or(|asked| asked.is_nothing()),
@@ -258,7 +258,7 @@ fn is_nothing<'a>(graph: &mut Graph<'a>, leaves: &Leaves<'a>, deep: usize) -> Re
                     let each = parts
                         .iter()
                         .filter_map(|(f, rest)| f.get(i).copied().or(*rest));
-                    nothing = nothing || fits_none(graph, &each.collect::<Vec<_>>(), below)?;
+                    nothing = nothing || fits_none(schemas, &each.collect::<Vec<_>>(), below)?;
                 }
                 nothing
             }
@@ -272,7 +272,7 @@ fn is_nothing<'a>(graph: &mut Graph<'a>, leaves: &Leaves<'a>, deep: usize) -> Re
                 for name in parts.iter().flat_map(|part| &part.required) {
                     let each = parts.iter().map(|part| part.of(name));
                     let each = each.collect::<Result<Vec<_>, _>>()?.concat();
-                    nothing = nothing || fits_none(graph, &each, below)?;
+                    nothing = nothing || fits_none(schemas, &each, below)?;
                 }
                 nothing
             }
@@ -286,11 +286,20 @@ fn is_nothing<'a>(graph: &mut Graph<'a>, leaves: &Leaves<'a>, deep: usize) -> Re
 }
 
 /// The same of schemas with all that they lead to.
-fn fits_none<'a>(graph: &mut Graph<'a>, all: &[&'a Value], deep: usize) -> Result<bool, String> {
-    for leaves in graph.alternatives(all, false)? {
-        if !is_nothing(graph, &leaves, deep)? {
+fn fits_none<'a>(
+    schemas: &mut Schemas<'a>,
+    all: &[&'a Value],
+    deep: usize,
+) -> Result<bool, String> {
+    for leaves in any_of(schemas, all)? {
+        if !is_nothing(schemas, &leaves, deep)? {
             return Ok(false);
         }
     }
     Ok(true)
+}
+
+/// Each of what a value may be that fits all of these, and of `oneOf` any.
+fn any_of<'a>(schemas: &mut Schemas<'a>, all: &[&'a Value]) -> Result<Vec<Leaves<'a>>, String> {
+    schemas.alternatives(all, |_, _, _| Ok(true))
 }

@@ -5,11 +5,12 @@
 //! read as, however it is escaped. Where a name is there already no other begins with it: a model that
 //! writes it again is not driven into one that nobody meant.
 
+use super::alternatives::LARGE;
 use super::json::SPACE;
 use super::lark::{joined, literal, terminal_of, Term};
 use super::notation::{quoted, Expression, Notation};
 use super::quote;
-use super::schema::{Object, LARGE};
+use super::schema::Object;
 use crate::tools::{Spelling, QUOTE};
 
 /// Bits of the number that a rule has.

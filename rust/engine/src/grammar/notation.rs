@@ -8,11 +8,13 @@ use std::rc::Rc;
 
 use serde_json::Value;
 
+use super::alternatives::LARGE;
 use super::bounds::{self, Decimal, Numbers};
 use super::json::SPACE;
+use super::keywords::Leaves;
 use super::lark::{joined, literal, regex_of, terminal_of, Lines, Term, Terms};
 use super::quote;
-use super::schema::{Graph, Leaves, List, Manner, Shape, LARGE};
+use super::schema::{Graph, List, Manner, Shape};
 use super::texts::Asked;
 use super::MAX_BYTES;
 use crate::error::{Error, Result};

@@ -4,100 +4,19 @@
 //! of references is counted, and a schema that leads to itself is a node that has itself below.
 
 use std::collections::{HashMap, HashSet};
-use std::rc::Rc;
-use std::sync::LazyLock;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
+use super::alternatives::{address, Schemas};
 use super::judge;
+use super::keywords::{
+    counts, items, listed, members, types_of, All, Items, Leaves, Members, Schema,
+};
 use super::lark::{nothing_is, Term, Terms};
-use super::references::{decoded, resolved};
-use super::texts::found;
-
-/// Why a schema is refused whose rules are too many.
-pub(super) const LARGE: &str = "something as large as this";
-
-/// Steps from a schema to what it stands for, by references, `allOf` and the like.
-pub(super) const LINKS: usize = 400;
-
-/// Schemas that are looked at, each as often as it is used.
-const MOST: usize = 400_000;
+use super::patterns::found;
 
 /// Kinds of names that patterns of an object tell apart.
 const MOST_KINDS: usize = 64;
-
-/// Keywords that say nothing of what a value is.
-const NOTES: [&str; 19] = [
-    "$anchor",
-    "$comment",
-    "$defs",
-    "$id",
-    "$schema",
-    "contentEncoding",
-    "contentMediaType",
-    "contentSchema",
-    "default",
-    "definitions",
-    "deprecated",
-    "description",
-    "discriminator",
-    "example",
-    "examples",
-    "id",
-    "readOnly",
-    "title",
-    "writeOnly",
-];
-
-/// Keywords that lead to further schemas of the same value.
-pub(super) const LEADING: [&str; 4] = ["$ref", "allOf", "anyOf", "oneOf"];
-
-/// Types, and the keywords that say more of a value of each.
-pub(super) const TYPES: [(&str, &[&str]); 6] = [
-    ("null", &[]),
-    ("boolean", &[]),
-    (
-        "number",
-        &[
-            "minimum",
-            "maximum",
-            "exclusiveMinimum",
-            "exclusiveMaximum",
-            "multipleOf",
-        ],
-    ),
-    ("string", &["minLength", "maxLength", "pattern", "format"]),
-    (
-        "array",
-        &[
-            "items",
-            "prefixItems",
-            "additionalItems",
-            "minItems",
-            "maxItems",
-            "uniqueItems",
-        ],
-    ),
-    (
-        "object",
-        &[
-            "properties",
-            "patternProperties",
-            "required",
-            "additionalProperties",
-            "minProperties",
-            "maxProperties",
-        ],
-    ),
-];
-
-pub(super) type Schema = Map<String, Value>;
-
-/// Schemas that one value has to fit, all of them.
-pub(super) type All<'a> = Vec<&'a Value>;
-
-/// The same without what leads to others.
-pub(super) type Leaves<'a> = Vec<&'a Schema>;
 
 /// Values of one kind.
 pub(super) enum Shape<'a> {
@@ -146,35 +65,13 @@ pub(super) struct Manner {
 
 /// The values that a schema and those within it allow.
 pub(super) struct Graph<'a> {
-    root: &'a Value,
+    schemas: Schemas<'a>,
     manner: Manner,
     /// The shapes of each node's values. The first is the whole.
     pub nodes: Vec<Vec<Shape<'a>>>,
     known: HashMap<(Vec<usize>, usize), usize>,
     /// What is still to be looked at: the schemas of a node and how deep it is.
     due: Vec<(usize, All<'a>, usize)>,
-    /// Schemas by what refers to them as a whole.
-    documents: HashMap<String, &'a Value>,
-    /// Of schemas that refer to others, what their references begin at, where that is not the root.
-    bases: HashMap<usize, Rc<str>>,
-    left: usize,
-}
-
-/// What one value has to fit, on the way to being without what leads to others.
-#[derive(Clone, Default)]
-struct Partial<'a> {
-    /// Schemas, and of each the one that led to it.
-    due: Vec<(&'a Value, Option<usize>)>,
-    /// The schemas that led to others, each with the one before it.
-    trail: Vec<(usize, Option<usize>)>,
-    leaves: Leaves<'a>,
-    seen: HashSet<usize>,
-    /// Of each, one has to fit.
-    choices: Vec<(&'a Vec<Value>, Option<usize>, bool)>,
-}
-
-fn address<T>(of: &T) -> usize {
-    std::ptr::from_ref(of) as usize
 }
 
 impl<'a> Graph<'a> {
@@ -184,16 +81,12 @@ impl<'a> Graph<'a> {
     /// What cannot be held.
     pub fn new(root: &'a Value, manner: Manner) -> Result<Self, String> {
         let mut graph = Self {
-            root,
+            schemas: Schemas::new(root),
             manner,
             nodes: Vec::new(),
             known: HashMap::new(),
             due: Vec::new(),
-            documents: HashMap::new(),
-            bases: HashMap::new(),
-            left: MOST,
         };
-        graph.find_documents();
         graph.node(vec![root], 0);
         while let Some((node, all, depth)) = graph.due.pop() {
             let shapes = graph.shapes(all, depth)?;
@@ -202,44 +95,6 @@ impl<'a> Graph<'a> {
             }
         }
         Ok(graph)
-    }
-
-    /// Counts work that is done.
-    pub fn spend(&mut self, work: usize) -> Result<(), String> {
-        self.left = self.left.checked_sub(work).ok_or(LARGE)?;
-        Ok(())
-    }
-
-    /// Finds schemas by the names that they give themselves: `$id`, which is the base of what is within,
-    /// and `$anchor`.
-    fn find_documents(&mut self) {
-        let mut due: Vec<(&'a Value, Rc<str>)> = vec![(self.root, "".into())];
-        self.documents.insert(String::new(), self.root);
-        while let Some((value, mut base)) = due.pop() {
-            match value {
-                Value::Array(each) => due.extend(each.iter().map(|each| (each, base.clone()))),
-                Value::Object(each) => {
-                    let text = |keyword: &str| each.get(keyword).and_then(Value::as_str);
-                    if let Some(id) = text("$id") {
-                        base = resolved(&base, id.trim_end_matches('#')).into();
-                        self.documents.entry(base.to_string()).or_insert(value);
-                    }
-                    if let Some(name) = text("$anchor") {
-                        self.documents
-                            .entry(format!("{base}#{name}"))
-                            .or_insert(value);
-                    }
-                    if each.contains_key("$ref") && !base.is_empty() {
-                        self.bases.insert(address(each), base.clone());
-                    }
-                    let within =
-                        |key: &str| !matches!(key, "const" | "enum" | "default" | "examples");
-                    let within = each.iter().filter(|(key, _)| within(key));
-                    due.extend(within.map(|(_, value)| (value, base.clone())));
-                }
-                _ => {}
-            }
-        }
     }
 
     /// The node of what has to fit all of these schemas, that many deep in others.
@@ -263,128 +118,10 @@ impl<'a> Graph<'a> {
             return Ok(Vec::new());
         }
         let mut found = Vec::new();
-        for leaves in self.alternatives(&all, true)? {
+        for leaves in self.schemas.alternatives(&all, judge::are_apart)? {
             self.add(leaves, depth, &mut found)?;
         }
         Ok(found)
-    }
-
-    /// Each of what a value may be that fits all of these: schemas that lead to no others. Of `oneOf`
-    /// it is any, or, where that has to be `exact`, its schemas have to be apart.
-    ///
-    /// # Errors
-    /// What cannot be held.
-    pub fn alternatives(
-        &mut self,
-        all: &[&'a Value],
-        exact: bool,
-    ) -> Result<Vec<Leaves<'a>>, String> {
-        let due = all.iter().rev().map(|each| (*each, None)).collect();
-        let mut open = vec![Partial {
-            due,
-            ..Partial::default()
-        }];
-        let mut found = Vec::new();
-        'next: while let Some(mut partial) = open.pop() {
-            while let Some((value, from)) = partial.due.pop() {
-                self.spend(1)?;
-                if !self.take(value, from, &mut partial)? {
-                    continue 'next;
-                }
-            }
-            let Some((each, from, one)) = partial.choices.pop() else {
-                found.push(partial.leaves);
-                continue;
-            };
-            if exact && one && !judge::are_apart(self, each, &partial.leaves)? {
-                return Err("oneOf where more than one may fit".into());
-            }
-            for value in each.iter().rev() {
-                let mut next = partial.clone();
-                next.due.push((value, from));
-                open.push(next);
-            }
-            self.spend(
-                each.len()
-                    .saturating_mul(partial.leaves.len().saturating_add(1)),
-            )?;
-        }
-        Ok(found)
-    }
-
-    /// Takes a schema to the others; says whether anything fits it.
-    fn take(
-        &mut self,
-        value: &'a Value,
-        from: Option<usize>,
-        partial: &mut Partial<'a>,
-    ) -> Result<bool, String> {
-        let schema = match value {
-            Value::Bool(fits) => return Ok(*fits),
-            Value::Object(schema) => schema,
-            other => return Err(format!("a schema that is {}", kind_of(other))),
-        };
-        let here = address(schema);
-        let (mut links, mut at) = (0usize, from);
-        while let Some((before, further)) = at.and_then(|at| partial.trail.get(at)) {
-            // What leads to itself allows nothing by that.
-            if *before == here {
-                return Ok(false);
-            }
-            links = links.saturating_add(1);
-            at = *further;
-        }
-        self.spend(links)?;
-        if links > LINKS {
-            return Err(format!(
-                "a chain of more than {LINKS} references and \"allOf\"s, one leading to the next,"
-            ));
-        }
-        if !partial.seen.insert(here) {
-            return Ok(true);
-        }
-        let links = Some(partial.trail.len());
-        partial.trail.push((here, from));
-        let mut leaf = false;
-        for (keyword, value) in schema {
-            match &keyword[..] {
-                "$ref" => partial.due.push((self.target(schema)?, links)),
-                "allOf" => {
-                    let each = value.as_array().ok_or("allOf")?;
-                    partial
-                        .due
-                        .extend(each.iter().rev().map(|each| (each, links)));
-                }
-                "anyOf" | "oneOf" => {
-                    let each = value.as_array().ok_or(keyword.as_str())?;
-                    partial.choices.push((each, links, keyword == "oneOf"));
-                }
-                "type" | "enum" | "const" => leaf = true,
-                other if is_note(other) => {}
-                other if TYPES.iter().any(|(_, known)| known.contains(&other)) => leaf = true,
-                other => return Err(other.into()),
-            }
-        }
-        if leaf {
-            partial.leaves.push(schema);
-        }
-        Ok(true)
-    }
-
-    /// The schema that the reference of one leads to.
-    pub fn target(&self, schema: &Schema) -> Result<&'a Value, String> {
-        let reference = schema.get("$ref").unwrap_or(&Value::Null);
-        let wrong = || format!("$ref {reference}");
-        let text = reference.as_str().ok_or_else(wrong)?;
-        let base = self.bases.get(&address(schema));
-        let full = resolved(base.map_or("", |base| base), text);
-        if let Some(found) = self.documents.get(&full) {
-            return Ok(found);
-        }
-        let (document, pointer) = full.split_once('#').ok_or_else(wrong)?;
-        let pointer = decoded(pointer).ok_or_else(wrong)?;
-        let document = self.documents.get(document).ok_or_else(wrong)?;
-        document.pointer(&pointer).ok_or_else(wrong)
     }
 
     /// The shapes of values that fit all of these.
@@ -399,7 +136,7 @@ impl<'a> Graph<'a> {
             let mut beside = leaves.clone();
             let own = beside.remove(at);
             for value in values {
-                if judge::is_one_of(self, value, own, &beside)? {
+                if judge::is_one_of(&mut self.schemas, value, own, &beside)? {
                     found.push(Shape::Constant(value));
                 }
             }
@@ -498,7 +235,7 @@ impl<'a> Graph<'a> {
         let required = parts.iter().flat_map(|p| p.required.iter().copied());
         names.extend(given.chain(required).filter(|name| taken.insert(*name)));
         let patterns: usize = parts.iter().map(|part| part.patterns.len()).sum();
-        self.spend(
+        self.schemas.spend(
             names
                 .len()
                 .saturating_mul(patterns.saturating_mul(20).saturating_add(1)),
@@ -546,69 +283,6 @@ impl<'a> Graph<'a> {
     }
 }
 
-fn is_note(keyword: &str) -> bool {
-    NOTES.contains(&keyword) || (keyword.starts_with("x-") && keyword != "x-guidance")
-}
-
-pub(super) fn kind_of(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "an array",
-        Value::Object(_) => "an object",
-    }
-}
-
-/// The types that a schema says a value may have.
-pub(super) fn said_types(schema: &Schema) -> Result<Option<Vec<&str>>, String> {
-    let names = match schema.get("type") {
-        None => return Ok(None),
-        Some(Value::String(name)) => vec![&name[..]],
-        Some(Value::Array(names)) => {
-            let names = names.iter().map(Value::as_str).collect::<Option<Vec<_>>>();
-            names.ok_or("type")?
-        }
-        Some(_) => return Err("type".into()),
-    };
-    let known = |name: &&str| *name == "integer" || TYPES.iter().any(|(known, _)| known == name);
-    match names.iter().find(|name| !known(name)) {
-        Some(name) => Err(format!("type {name:?}")),
-        None => Ok(Some(names)),
-    }
-}
-
-/// The types of values that fit all of these. An integer is a number.
-pub(super) fn types_of(leaves: &[&Schema]) -> Result<Vec<&'static str>, String> {
-    let mut found: Vec<&'static str> = TYPES.iter().map(|(name, _)| *name).collect();
-    let mut integer = false;
-    for schema in leaves {
-        let Some(names) = said_types(schema)? else {
-            continue;
-        };
-        let number = names.contains(&"number");
-        let whole = names.contains(&"integer");
-        integer |= whole && !number;
-        found.retain(|name| names.contains(name) || (*name == "number" && whole));
-    }
-    for name in &mut found {
-        if *name == "number" && integer {
-            *name = "integer";
-        }
-    }
-    Ok(found)
-}
-
-/// The values that a schema lists.
-pub(super) fn listed(schema: &Schema) -> Result<Option<Vec<&Value>>, String> {
-    Ok(match (schema.get("const"), schema.get("enum")) {
-        (None, None) => None,
-        (Some(value), _) => Some(vec![value]),
-        (None, Some(values)) => Some(values.as_array().ok_or("enum")?.iter().collect()),
-    })
-}
-
 /// The values that one of these lists, and which of them.
 fn constants<'a>(leaves: &[&'a Schema]) -> Result<Option<(usize, Vec<&'a Value>)>, String> {
     for (at, schema) in leaves.iter().enumerate() {
@@ -617,117 +291,6 @@ fn constants<'a>(leaves: &[&'a Schema]) -> Result<Option<(usize, Vec<&'a Value>)
         }
     }
     Ok(None)
-}
-
-/// The greatest of the least counts of these and the least of the greatest.
-pub(super) fn counts(
-    leaves: &[&Schema],
-    least: &str,
-    most: &str,
-) -> Result<(u64, Option<u64>), String> {
-    let mut found = (0, None::<u64>);
-    for schema in leaves {
-        if let Some(count) = count(schema, least)? {
-            found.0 = count.max(found.0);
-        }
-        if let Some(count) = count(schema, most)? {
-            found.1 = Some(found.1.map_or(count, |most| most.min(count)));
-        }
-    }
-    Ok(found)
-}
-
-/// A keyword that counts, which may be written as a fraction: `2.0`.
-pub(super) fn count(schema: &Schema, keyword: &str) -> Result<Option<u64>, String> {
-    let whole = |value: &Value| match (value.as_u64(), value.as_f64()) {
-        (Some(count), _) => Some(count),
-        (None, Some(count)) if count.fract() == 0.0 && (0.0..1e15).contains(&count) => {
-            Some(count as u64)
-        }
-        _ => None,
-    };
-    let count = schema.get(keyword);
-    count
-        .map(|count| whole(count).ok_or(keyword.to_owned()))
-        .transpose()
-}
-
-/// Schemas of the first items, and of all further ones.
-type Items<'a> = (Vec<&'a Value>, Option<&'a Value>);
-
-/// The items of a list by one schema. Older drafts call the first "items" and what follows
-/// "additionalItems".
-pub(super) fn items(schema: &Schema) -> Result<Items<'_>, String> {
-    let (first, rest) = match (schema.get("prefixItems"), schema.get("items")) {
-        (None, Some(Value::Array(first))) => (Some(first), schema.get("additionalItems")),
-        (None, rest) => (None, rest),
-        (Some(first), rest) => (Some(first.as_array().ok_or("prefixItems")?), rest),
-    };
-    Ok((
-        first.map_or_else(Vec::new, |first| first.iter().collect()),
-        rest,
-    ))
-}
-
-/// What one schema says of the members of an object.
-pub(super) struct Members<'a> {
-    pub properties: &'a Schema,
-    pub patterns: &'a Schema,
-    pub required: Vec<&'a str>,
-    pub others: Option<&'a Value>,
-}
-
-static NONE: LazyLock<Schema> = LazyLock::new(Map::new);
-
-/// The members of an object by one schema.
-pub(super) fn members(schema: &Schema) -> Result<Members<'_>, String> {
-    let map = |keyword: &str| match schema.get(keyword) {
-        None => Ok(&*NONE),
-        Some(map) => map.as_object().ok_or(keyword.to_owned()),
-    };
-    let required = match schema.get("required") {
-        None => Vec::new(),
-        Some(Value::Array(keys)) => {
-            let keys = keys.iter().map(Value::as_str).collect::<Option<Vec<_>>>();
-            keys.ok_or("required")?
-        }
-        Some(_) => return Err("required".into()),
-    };
-    Ok(Members {
-        properties: map("properties")?,
-        patterns: map("patternProperties")?,
-        required,
-        others: schema.get("additionalProperties"),
-    })
-}
-
-impl<'a> Members<'a> {
-    /// The schemas of a member of this name.
-    pub fn of(&self, name: &str) -> Result<All<'a>, String> {
-        let mut found: All<'a> = self.properties.get(name).into_iter().collect();
-        for (pattern, schema) in self.patterns {
-            if judge::has(pattern, name)? {
-                found.push(schema);
-            }
-        }
-        if found.is_empty() {
-            found.extend(self.others);
-        }
-        Ok(found)
-    }
-
-    /// The schemas of a member without a name of its own, by the patterns that are found in it.
-    fn matched(&self, patterns: &[&str]) -> All<'a> {
-        let hit = self
-            .patterns
-            .iter()
-            .filter(|(p, _)| patterns.contains(&&p[..]));
-        let mut found: All<'a> = hit.map(|(_, schema)| schema).collect();
-        if found.is_empty() {
-            found.extend(self.others);
-        }
-        found
-    }
 }
 
 /// Kinds of names that patterns tell apart: what is true of them, and which are found in them.

@@ -119,7 +119,7 @@ impl Host {
         bytes <= self.budget
     }
 
-    /// Whether there is a piece of so many bytes without anything giving way.
+    /// Whether there is a piece of so many bytes without an eviction.
     pub fn has_room(&self, bytes: usize) -> bool {
         let unused = |(size, pieces): (&usize, &Vec<Bytes>)| size * pieces.len();
         let unused: usize = self.free.iter().map(unused).sum();

@@ -1,6 +1,6 @@
 //! Pages and states in a directory, each a file of its own that is named by the tokens up to its end:
 //! what one process has read serves the next one. A thread writes, to a name of its own first, so that
-//! whoever is killed leaves no half of a file; a file that is damaged all the same is taken away and
+//! a process that is killed leaves no half of a file; a file that is damaged all the same is taken away and
 //! its tokens are computed anew.
 
 use std::collections::HashMap;

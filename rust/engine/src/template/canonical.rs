@@ -5,8 +5,9 @@
 use minijinja::Value;
 
 use super::key::Key;
+use super::meter::{fail, Meter, Outcome};
 use super::text::Text;
-use super::value::{fail, type_name, view, Meter, Outcome, View};
+use super::value::{key, type_name, view, View};
 
 /// The arguments of `loop.changed` as one string.
 pub(super) fn arguments(meter: &Meter, args: &[Value]) -> Outcome {
@@ -54,7 +55,7 @@ fn write(meter: &Meter, text: &mut Text<'_>, value: &Value) -> Outcome<()> {
             text.push(&format!("m{}:", entries.len()))?;
             entries.iter().try_for_each(|entry| text.push(entry))
         }
-        _ => match Key::of(value) {
+        _ => match key(value) {
             Some(Key::None) => text.push("n"),
             Some(Key::Int(n)) => text.push(&format!("i{n};")),
             Some(Key::Float(bits)) => text.push(&format!("f{bits};")),

@@ -1,9 +1,11 @@
 //! Tests (`is ...`) as jinja2 has them.
 use minijinja::Value;
 
+use super::compare::{compare, contains, equal, is_same};
 use super::letters::is_titlecase;
+use super::meter::{fail, Meter, Outcome};
 use super::ops;
-use super::value::{as_float, fail, type_name, view, Args, Form, Meter, Outcome, View};
+use super::value::{as_float, type_name, view, Args, Form, View};
 
 /// The value comes first among the arguments.
 pub(super) type Check = fn(&Meter, &Value, &Args<'_>) -> Outcome<bool>;
@@ -20,17 +22,17 @@ pub(super) static TABLE: &[(&str, Check)] = &[
     ("divisibleby", |m, v, a| {
         remainder(m, v, &first(a)?).map(|r| r == Some(0.0))
     }),
-    ("eq", |m, v, a| ops::equal(m, v, &first(a)?)),
-    ("equalto", |m, v, a| ops::equal(m, v, &first(a)?)),
+    ("eq", |m, v, a| equal(m, v, &first(a)?)),
+    ("equalto", |m, v, a| equal(m, v, &first(a)?)),
     ("even", |m, v, _| {
         remainder(m, v, &Value::from(2)).map(|r| r == Some(0.0))
     }),
     ("false", |_, v, _| Ok(matches!(view(v), View::Bool(false)))),
     ("float", |_, v, _| Ok(matches!(view(v), View::Float(_)))),
-    ("ge", |m, v, a| ops::compare(m, ">=", v, &first(a)?)),
-    ("greaterthan", |m, v, a| ops::compare(m, ">", v, &first(a)?)),
-    ("gt", |m, v, a| ops::compare(m, ">", v, &first(a)?)),
-    ("in", |m, v, a| ops::contains(m, v, &first(a)?)),
+    ("ge", |m, v, a| compare(m, ">=", v, &first(a)?)),
+    ("greaterthan", |m, v, a| compare(m, ">", v, &first(a)?)),
+    ("gt", |m, v, a| compare(m, ">", v, &first(a)?)),
+    ("in", |m, v, a| contains(m, v, &first(a)?)),
     ("integer", |_, v, _| Ok(matches!(view(v), View::Int(_)))),
     ("iterable", |_, v, _| {
         Ok(matches!(
@@ -38,16 +40,16 @@ pub(super) static TABLE: &[(&str, Check)] = &[
             View::Str(_) | View::List(_) | View::Map(_) | View::Undefined
         ) || type_name(v) == "generator")
     }),
-    ("le", |m, v, a| ops::compare(m, "<=", v, &first(a)?)),
-    ("lessthan", |m, v, a| ops::compare(m, "<", v, &first(a)?)),
+    ("le", |m, v, a| compare(m, "<=", v, &first(a)?)),
+    ("lessthan", |m, v, a| compare(m, "<", v, &first(a)?)),
     ("lower", |m, v, _| {
         case(m, v, char::is_lowercase, |c| {
             c.is_uppercase() || is_titlecase(c)
         })
     }),
-    ("lt", |m, v, a| ops::compare(m, "<", v, &first(a)?)),
+    ("lt", |m, v, a| compare(m, "<", v, &first(a)?)),
     ("mapping", |_, v, _| Ok(matches!(view(v), View::Map(_)))),
-    ("ne", |m, v, a| ops::compare(m, "!=", v, &first(a)?)),
+    ("ne", |m, v, a| compare(m, "!=", v, &first(a)?)),
     ("none", |_, v, _| Ok(v.is_none())),
     // A bool is a number, as in Python.
     ("number", |_, v, _| {
@@ -59,7 +61,7 @@ pub(super) static TABLE: &[(&str, Check)] = &[
     ("odd", |m, v, _| {
         remainder(m, v, &Value::from(2)).map(|r| r == Some(1.0))
     }),
-    ("sameas", |_, v, a| ops::is_same(v, &first(a)?)),
+    ("sameas", |_, v, a| is_same(v, &first(a)?)),
     // What has a length and items: strings and mappings too.
     ("sequence", |_, v, _| {
         Ok(match view(v) {

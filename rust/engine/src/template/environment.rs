@@ -8,12 +8,12 @@ use minijinja::{Environment, Error, ErrorKind, Output, Value};
 
 use super::given::{self, received};
 use super::limits::Stop;
+use super::meter::{fail, Meter, Outcome};
+use super::namespace::Namespace;
 use super::rewrite::{name, Rewriter};
 use super::text::{quoted, to_string, Text};
-use super::value::{
-    as_int, elements, fail, int, text_len, type_name, view, Args, Form, Meter, Outcome, View,
-};
-use super::{canonical, checks, filters, markup, methods, namespace, ops};
+use super::value::{as_int, elements, int, text_len, type_name, view, Args, Form, View};
+use super::{canonical, checks, compare, filters, markup, methods, ops};
 
 /// Longest `range()`, as in jinja2's sandbox.
 const MAX_RANGE: i128 = 100_000;
@@ -228,7 +228,7 @@ fn calls(env: &mut Environment<'static>, meter: &Arc<Meter>) {
     add(name::CANONICAL, canonical::arguments);
     add(name::SET, |m, args| match args {
         [target, name, value] => {
-            namespace::set(m, target, name.as_str().unwrap_or(""), value)?;
+            set_attribute(m, target, name.as_str().unwrap_or(""), value)?;
             Ok(Value::from(""))
         }
         _ => Err(fail("an attribute is set to a value")),
@@ -271,11 +271,11 @@ fn calls(env: &mut Environment<'static>, meter: &Arc<Meter>) {
         _ => Err(fail("~ needs two values")),
     });
     add(name::ARITHMETIC, |m, args| match args {
-        [a, op, b] => markup::arithmetic(m, op.as_str().unwrap_or(""), a, b),
+        [a, op, b] => filters::arithmetic(m, op.as_str().unwrap_or(""), a, b),
         _ => Err(fail("an operator needs two values")),
     });
     add(name::COMPARE, |m, args| {
-        ops::compare_chain(m, args).map(Value::from)
+        compare::compare_chain(m, args).map(Value::from)
     });
 }
 
@@ -310,7 +310,7 @@ fn functions(env: &mut Environment<'static>, meter: &Arc<Meter>) {
     });
     let m = meter.clone();
     env.add_function("namespace", move |args: Rest<Value>| -> Outcome {
-        namespace::new(&m, attributes(&m, "namespace", &received(&m, &args)?)?)
+        new_namespace(&m, attributes(&m, "namespace", &received(&m, &args)?)?)
     });
     let m = meter.clone();
     env.add_function("strftime_now", move |args: Rest<Value>| -> Outcome {
@@ -353,6 +353,37 @@ fn attributes(meter: &Meter, function: &str, args: &[Value]) -> Outcome<Vec<(Val
     };
     entries.extend(args.all_named());
     Ok(entries)
+}
+
+/// A namespace of these attributes, known to the meter.
+fn new_namespace(meter: &Meter, attributes: Vec<(Value, Value)>) -> Outcome {
+    meter.charge_namespace()?;
+    let namespace = Arc::new(Namespace::default());
+    for (name, value) in attributes {
+        let View::Str(text) = view(&name) else {
+            return Err(fail(format!(
+                "an attribute of a namespace has a str for a name, not {}",
+                type_name(&name)
+            )));
+        };
+        meter.charge_attribute(text)?;
+        namespace.set(name, value);
+    }
+    meter.know(namespace.clone());
+    Ok(Value::from_dyn_object(namespace))
+}
+
+/// `{% set target.name = value %}`.
+fn set_attribute(meter: &Meter, target: &Value, name: &str, value: &Value) -> Outcome<()> {
+    let Some(namespace) = target.downcast_object_ref::<Namespace>() else {
+        return Err(fail(format!(
+            "only a namespace's attributes can be set, not those of a {}",
+            type_name(target)
+        )));
+    };
+    meter.charge_attribute(name)?;
+    namespace.set(Value::from(name), value.clone());
+    Ok(())
 }
 
 /// `range([start,] stop[, step])`.

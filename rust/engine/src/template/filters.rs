@@ -6,13 +6,12 @@ use minijinja::Value;
 use super::generator::Generator;
 use super::given::{as_str, made};
 use super::letters::{self, is_decimal};
-use super::markup::{escape, marked, unmarked};
+use super::markup::{marked, unmarked};
+use super::meter::{fail, Meter, Outcome};
 use super::methods::{self, Side};
-use super::text::{quoted, to_string, to_text, Json, Text};
-use super::value::{
-    as_float, as_int, elements, fail, int, text_len, type_name, view, Args, Meter, Outcome, View,
-};
-use super::{checks, ops, sort};
+use super::text::{is_str, quoted, to_string, to_text, Json, Text};
+use super::value::{as_float, as_int, elements, int, text_len, type_name, view, Args, View};
+use super::{checks, compare, ops, sort};
 
 /// The value comes first among the arguments.
 pub(super) type Filter = fn(&Meter, &Value, &Args<'_>) -> Outcome;
@@ -216,7 +215,7 @@ fn batch(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
 }
 
 /// The text with what HTML gives a meaning written out.
-pub(super) fn escaped(m: &Meter, value: &Value) -> Outcome {
+fn escaped(m: &Meter, value: &Value) -> Outcome {
     let source = to_text(m, value)?;
     let mut text = Text::new(m);
     text.each_run(&source, as_str(&source).unwrap_or(""), |text, run| {
@@ -233,6 +232,31 @@ pub(super) fn escaped(m: &Meter, value: &Value) -> Outcome {
         Ok(())
     })?;
     Ok(text.finish())
+}
+
+/// An operator of which a side may have the mark: `+` escapes the other one.
+pub(super) fn arithmetic(meter: &Meter, op: &str, a: &Value, b: &Value) -> Outcome {
+    if unmarked(a).is_none() && unmarked(b).is_none() {
+        return ops::arithmetic(meter, op, a, b);
+    }
+    if op != "+" {
+        return Err(fail(format!("{op} of text marked safe is not available")));
+    }
+    let side = |value: &Value| match unmarked(value) {
+        Some(text) => Ok(text.clone()),
+        None if is_str(value) => escaped(meter, value),
+        // The operator says what it is not defined for.
+        None => Ok(value.clone()),
+    };
+    ops::arithmetic(meter, op, &side(a)?, &side(b)?).map(marked)
+}
+
+/// `|escape`: marked text is taken to be escaped.
+fn escape(meter: &Meter, value: &Value, _: &Args<'_>) -> Outcome {
+    match unmarked(value) {
+        Some(_) => Ok(value.clone()),
+        None => escaped(meter, value).map(marked),
+    }
 }
 
 fn indent(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
@@ -463,7 +487,7 @@ fn key(m: &Meter, value: &Value, case_sensitive: bool) -> Outcome {
 fn sorted(m: &Meter, keyed: Vec<(Value, Value)>, reverse: bool) -> Outcome<Vec<Value>> {
     let keyed = sort::sorted(keyed, |(a, _), (b, _)| {
         let (a, b) = if reverse { (b, a) } else { (a, b) };
-        ops::order(m, "<", a, b)
+        compare::order(m, "<", a, b)
     })?;
     Ok(keyed.into_iter().map(|(_, v)| v).collect())
 }
@@ -526,7 +550,7 @@ fn extreme(m: &Meter, value: &Value, args: &Args<'_>, wanted: Ordering) -> Outco
         };
         let by = key(m, &by, case)?;
         let better = match &best {
-            Some((so_far, _)) => ops::order(m, "<", &by, so_far)? == Some(wanted),
+            Some((so_far, _)) => compare::order(m, "<", &by, so_far)? == Some(wanted),
             None => true,
         };
         if better {
@@ -553,7 +577,7 @@ fn unique(m: &Meter, value: &Value, args: &Args<'_>) -> Outcome {
         }
         let mut known = false;
         for other in &seen {
-            known = known || ops::equal(m, other, &by)?;
+            known = known || compare::equal(m, other, &by)?;
         }
         if !known {
             seen.push(by);

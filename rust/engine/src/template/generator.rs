@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use minijinja::value::{Enumerator, Object, ObjectRepr};
 use minijinja::Value;
 
-use super::value::{Meter, Outcome};
+use super::meter::{Meter, Outcome};
 
 #[derive(Debug)]
 pub(super) struct Generator {

@@ -18,26 +18,10 @@ use std::sync::Arc;
 use minijinja::value::{DynObject, Kwargs, Object, ObjectRepr};
 use minijinja::{AutoEscape, Output, Value};
 
-use super::value::{view, List, Map, Meter, Outcome, View};
+use super::meter::{Meter, Outcome};
 
 /// Makes minijinja flag what it captures; what is escaped is up to our formatter: nothing.
 pub(super) const CAPTURES_FLAGGED: AutoEscape = AutoEscape::Custom("captured");
-
-/// Names that the chat formats give to those who speak. They are words of the format, not of who
-/// uses it: some templates make a control token of them (`<|{{ message.role }}|>` of GLM-4).
-const ROLES: &[&str] = &[
-    "assistant",
-    "developer",
-    "environment",
-    "function",
-    "ipython",
-    "model",
-    "observation",
-    "system",
-    "tool",
-    "tool_results",
-    "user",
-];
 
 /// In front of [`BEGIN`], [`END`] or [`ITSELF`] in written output. Rare in texts, and one byte.
 const MARK: char = '\u{1a}';
@@ -257,54 +241,6 @@ pub(super) fn made(meter: &Meter, text: String, from: &[&Value]) -> Outcome {
         Spans::default()
     };
     Ok(string(text, spans))
-}
-
-/// The arguments of a rendering with all of their strings given.
-pub(super) fn argument(value: &Value) -> Outcome {
-    if let Some(text) = to_str(value) {
-        let all = Spans::all(text.len());
-        return Ok(string(text, all));
-    }
-    match view(value) {
-        View::List(list) => {
-            let items: Outcome<Vec<Value>> = list.items.iter().map(argument).collect();
-            List::value(items?, list.tuple)
-        }
-        View::Map(map) => {
-            let entries: Outcome<Vec<(Value, Value)>> = map
-                .entries
-                .iter()
-                .map(|(k, v)| Ok((argument(k)?, argument(v)?)))
-                .collect();
-            Map::value(entries?)
-        }
-        _ => Ok(value.clone()),
-    }
-}
-
-/// [`argument`] for `messages`: the well-known roles stay a template's own strings.
-pub(super) fn messages(value: &Value) -> Outcome {
-    let View::List(list) = view(value) else {
-        return argument(value);
-    };
-    let messages: Outcome<Vec<Value>> = list.items.iter().map(message).collect();
-    List::value(messages?, list.tuple)
-}
-
-fn message(value: &Value) -> Outcome {
-    let View::Map(map) = view(value) else {
-        return argument(value);
-    };
-    let entries: Outcome<Vec<(Value, Value)>> = map
-        .entries
-        .iter()
-        .map(|(k, v)| {
-            let is_role = as_str(k) == Some("role");
-            let known = is_role && as_str(v).is_some_and(|role| ROLES.contains(&role));
-            Ok((argument(k)?, if known { v.clone() } else { argument(v)? }))
-        })
-        .collect();
-    Map::value(entries?)
 }
 
 /// Writes a text to the output, with marks.

@@ -3,7 +3,8 @@ use std::time::Duration;
 
 use super::given::{as_str, is_given, received, Spans};
 use super::limits::Stop;
-use super::value::{Args, Meter};
+use super::meter::Meter;
+use super::value::Args;
 use super::{filters, list, map, methods, ChatTemplate, Rendering, Value};
 use crate::error::Result;
 

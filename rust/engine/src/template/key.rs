@@ -2,10 +2,6 @@
 //! exactly at any size.
 use std::cmp::Ordering;
 
-use minijinja::Value;
-
-use super::value::{view, View};
-
 /// A key of a mapping that is no string.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) enum Key {
@@ -16,18 +12,9 @@ pub(super) enum Key {
 }
 
 impl Key {
-    /// `None` for strings, which are their own keys, and for what cannot be a key.
-    pub fn of(value: &Value) -> Option<Key> {
-        Some(match view(value) {
-            View::None => Key::None,
-            View::Bool(b) => Key::Int(b.into()),
-            View::Int(n) => Key::Int(n),
-            View::Float(x) => match whole(x) {
-                Some(n) => Key::Int(n),
-                None => Key::Float(x.to_bits()),
-            },
-            _ => return None,
-        })
+    /// Of a float: an integer where it is one.
+    pub fn of(x: f64) -> Key {
+        whole(x).map_or(Key::Float(x.to_bits()), Key::Int)
     }
 }
 

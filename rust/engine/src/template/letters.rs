@@ -1,7 +1,7 @@
 //! Letters, digits and case as Python knows them.
 use unicode_general_category::{get_general_category, GeneralCategory as G};
 
-use super::value::{fail, Outcome};
+use super::meter::{fail, Outcome};
 
 pub(super) fn is_alphabetic(c: char) -> bool {
     matches!(

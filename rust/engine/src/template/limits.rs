@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use minijinja::ErrorKind;
 
-use super::value::Outcome;
 use crate::error::{Error, Result};
 
 /// Longest time for one template. All of the fuel and the meter are used up in some two seconds;
@@ -62,7 +61,7 @@ impl Stop {
     }
 
     /// Fails, now and from then on, where the work shall end; `bytes` are about to be worked on.
-    pub fn check(&self, bytes: usize) -> Outcome<()> {
+    pub fn check(&self, bytes: usize) -> std::result::Result<(), minijinja::Error> {
         // One thread works; the atomics let another one tell it to end.
         let unseen = self
             .unseen

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use minijinja::value::{Object, ObjectRepr};
 use minijinja::Value;
 
+use super::meter::{fail, Outcome};
 use super::rewrite::name;
-use super::value::{fail, Args, Meter, Outcome};
-use super::{filters, ops};
 
 #[derive(Debug)]
 struct Markup(Value);
@@ -114,29 +113,4 @@ pub(super) fn method(name: &str, all: &[Value], f: impl FnOnce(&[Value]) -> Outc
     let marked = all.first().is_some_and(|v| unmarked(v).is_some());
     let args = all.len().saturating_sub(1);
     step(|| of_method(name, marked, args), name, all, f)
-}
-
-/// An operator of which a side may have the mark: `+` escapes the other one.
-pub(super) fn arithmetic(meter: &Meter, op: &str, a: &Value, b: &Value) -> Outcome {
-    if unmarked(a).is_none() && unmarked(b).is_none() {
-        return ops::arithmetic(meter, op, a, b);
-    }
-    if op != "+" {
-        return Err(fail(format!("{op} of text marked safe is not available")));
-    }
-    let escaped = |value: &Value| match unmarked(value) {
-        Some(text) => Ok(text.clone()),
-        None if super::text::is_str(value) => filters::escaped(meter, value),
-        // The operator says what it is not defined for.
-        None => Ok(value.clone()),
-    };
-    ops::arithmetic(meter, op, &escaped(a)?, &escaped(b)?).map(marked)
-}
-
-/// `|escape`: marked text is taken to be escaped.
-pub(super) fn escape(meter: &Meter, value: &Value, _: &Args<'_>) -> Outcome {
-    match unmarked(value) {
-        Some(_) => Ok(value.clone()),
-        None => filters::escaped(meter, value).map(marked),
-    }
 }

@@ -1,13 +1,12 @@
 //! Methods of strings, lists and mappings: those of Python that change nothing.
 use minijinja::{Error, ErrorKind, Value};
 
+use super::compare;
 use super::given::{self, as_str, made};
 use super::letters;
-use super::ops;
+use super::meter::{fail, Meter, Outcome};
 use super::text::Text;
-use super::value::{
-    as_int, elements, fail, int, type_name, view, Args, Form, List, Meter, Outcome, View,
-};
+use super::value::{as_int, elements, int, type_name, view, Args, Form, List, View};
 
 const STR: &[&str] = &[
     "capitalize",
@@ -87,7 +86,7 @@ pub(super) fn call(meter: &Meter, value: &Value, name: &str, args: &Args<'_>) ->
                 (_, Some(wanted)) => {
                     let mut count: usize = 0;
                     for (i, item) in list.items.iter().enumerate() {
-                        if ops::equal(meter, item, &wanted)? {
+                        if compare::equal(meter, item, &wanted)? {
                             if name == "index" {
                                 return Ok(Value::from(i));
                             }

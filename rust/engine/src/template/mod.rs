@@ -13,8 +13,10 @@
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 #![deny(clippy::arithmetic_side_effects, clippy::panic)]
 
+mod arguments;
 mod canonical;
 mod checks;
+mod compare;
 mod environment;
 mod filters;
 mod generator;
@@ -25,6 +27,7 @@ mod key;
 mod letters;
 mod limits;
 mod markup;
+mod meter;
 mod methods;
 mod namespace;
 mod ops;
@@ -43,7 +46,7 @@ use minijinja::ErrorKind;
 
 use crate::error::{Error, Result};
 use limits::{Ended, Stop, DEADLINE};
-use value::Meter;
+use meter::Meter;
 
 pub use limits::Task;
 pub use minijinja::Value;
@@ -345,11 +348,11 @@ impl ChatTemplate {
         .map(|(name, value)| (Value::from(name), value))
         .collect();
         for (name, value) in extra {
-            let value = given::argument(&value).map_err(|e| bad_argument(&e))?;
+            let value = arguments::given(&value).map_err(|e| bad_argument(&e))?;
             variables.push((Value::from(name), value));
         }
-        let messages = given::messages(&messages).map_err(|e| bad_argument(&e))?;
-        let tools = given::argument(&tools.unwrap_or(none)).map_err(|e| bad_argument(&e))?;
+        let messages = arguments::messages(&messages).map_err(|e| bad_argument(&e))?;
+        let tools = arguments::given(&tools.unwrap_or(none)).map_err(|e| bad_argument(&e))?;
         variables.extend([
             (Value::from("messages"), messages),
             (Value::from("tools"), tools),

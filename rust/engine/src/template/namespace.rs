@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use minijinja::value::{Enumerator, Object, ObjectRepr};
 use minijinja::Value;
 
-use super::value::{fail, type_name, view, Meter, Outcome, View};
+use super::given::as_str;
+use super::meter::Emptied;
 
 #[derive(Debug, Default)]
 struct Attributes {
@@ -20,7 +21,7 @@ struct Attributes {
 
 impl Attributes {
     fn set(&mut self, name: Value, value: Value) {
-        let View::Str(text) = view(&name) else {
+        let Some(text) = as_str(&name) else {
             return;
         };
         let place = self.index.get(text);
@@ -62,8 +63,14 @@ impl Namespace {
         self.lock().entries.len()
     }
 
-    /// Lets go of what it holds.
-    pub fn clear(&self) {
+    /// Sets an attribute, of which the name is a string.
+    pub fn set(&self, name: Value, value: Value) {
+        self.lock().set(name, value);
+    }
+}
+
+impl Emptied for Namespace {
+    fn clear(&self) {
         let held = std::mem::take(&mut *self.lock());
         drop(held);
     }
@@ -76,10 +83,7 @@ impl Object for Namespace {
 
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
         let attributes = self.lock();
-        let View::Str(name) = view(key) else {
-            return None;
-        };
-        let at = *attributes.index.get(name)?;
+        let at = *attributes.index.get(as_str(key)?)?;
         attributes.entries.get(at).map(|(_, value)| value.clone())
     }
 
@@ -90,35 +94,4 @@ impl Object for Namespace {
     fn is_true(self: &Arc<Self>) -> bool {
         true
     }
-}
-
-/// A namespace of these attributes, known to the meter.
-pub(super) fn new(meter: &Meter, attributes: Vec<(Value, Value)>) -> Outcome {
-    meter.charge_namespace()?;
-    let namespace = Arc::new(Namespace::default());
-    for (name, value) in attributes {
-        let View::Str(text) = view(&name) else {
-            return Err(fail(format!(
-                "an attribute of a namespace has a str for a name, not {}",
-                type_name(&name)
-            )));
-        };
-        meter.charge_attribute(text)?;
-        namespace.lock().set(name, value);
-    }
-    meter.know(&namespace);
-    Ok(Value::from_dyn_object(namespace))
-}
-
-/// `{% set target.name = value %}`.
-pub(super) fn set(meter: &Meter, target: &Value, name: &str, value: &Value) -> Outcome<()> {
-    let Some(namespace) = target.downcast_object_ref::<Namespace>() else {
-        return Err(fail(format!(
-            "only a namespace's attributes can be set, not those of a {}",
-            type_name(target)
-        )));
-    };
-    meter.charge_attribute(name)?;
-    namespace.lock().set(Value::from(name), value.clone());
-    Ok(())
 }

@@ -9,7 +9,7 @@ use minijinja::machinery::ast::{self, BinOpKind, CallArg, CompareOpKind, Expr, S
 use minijinja::machinery::Span;
 use minijinja::Value;
 
-use super::value::{fail, Outcome};
+use super::meter::{fail, Outcome};
 
 /// Names of the calls, in the order of their use here.
 pub(super) mod name {

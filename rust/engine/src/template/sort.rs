@@ -2,7 +2,7 @@
 //! contradict each other, as they must once one has failed.
 use std::cmp::Ordering;
 
-use super::value::{fail, Outcome};
+use super::meter::{fail, Outcome};
 
 /// The items in order; fails with the first comparison that does, or that finds no order.
 pub(super) fn sorted<T>(

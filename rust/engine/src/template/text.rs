@@ -4,9 +4,10 @@ use unicode_general_category::{get_general_category, GeneralCategory as G};
 
 use super::given::{self, Runs, Spans};
 use super::markup::unmarked;
+use super::meter::{fail, Meter, Outcome};
 use super::namespace::Namespace;
-use super::value::{fail, type_name, view, Form, List, Meter, Outcome, View};
-use super::{ops, sort};
+use super::value::{type_name, view, Form, List, View};
+use super::{compare, sort};
 
 /// A name as a message quotes it, cut where it is long.
 pub(super) fn quoted(name: &str) -> String {
@@ -294,8 +295,9 @@ impl<'m> Text<'m> {
                 let mut entries: Vec<&(Value, Value)> = map.entries.iter().collect();
                 self.meter.charge_elements(entries.len())?;
                 if how.sort_keys {
-                    entries =
-                        sort::sorted(entries, |(a, _), (b, _)| ops::order(self.meter, "<", a, b))?;
+                    entries = sort::sorted(entries, |(a, _), (b, _)| {
+                        compare::order(self.meter, "<", a, b)
+                    })?;
                 }
                 self.push("{")?;
                 for (i, (key, item)) in entries.into_iter().enumerate() {

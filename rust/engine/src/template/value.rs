@@ -1,120 +1,24 @@
 //! What a template computes with: minijinja's values, with lists and mappings of our own that know
-//! how deep they are, and the meter that everything which grows is charged to.
+//! how deep they are.
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::Value;
 
 use super::generator::Generator;
 use super::given::{self, Given};
 use super::key::Key;
-use super::limits::Stop;
 use super::markup;
+use super::meter::{fail, Meter, Outcome, ELEMENT, ENTRY};
 use super::namespace::Namespace;
 
 /// Deeper nesting is refused: printing, comparing and freeing recurse.
 pub(super) const MAX_DEPTH: u16 = 100;
-/// What one element of a list is charged.
-const ELEMENT: usize = 32;
-/// Macros may hold each other; a chain of them is freed by recursion.
-const NAMESPACE: u64 = 64 * 1024;
-/// What one entry of a mapping is charged, its key's text apart: a pair of values, their place in
-/// the index, and room to grow.
-const ENTRY: usize = 192;
-
-pub(super) type Outcome<T = Value> = std::result::Result<T, Error>;
-
-/// An error of the template itself.
-pub(super) fn fail(reason: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, reason.into())
-}
-
-/// Counts the bytes a rendering makes and looks at. Fuel counts steps, and one step may double a
-/// string: only this bounds time and memory.
-#[derive(Debug)]
-pub(super) struct Meter {
-    left: AtomicU64,
-    /// The most that one step may take, so that none keeps Ctrl-C waiting.
-    step: usize,
-    pub stop: Arc<Stop>,
-    /// The message of `raise_exception`.
-    pub raised: Mutex<Option<String>>,
-    /// All that were made: they may hold each other, and are emptied with the meter.
-    namespaces: Mutex<Vec<Arc<Namespace>>>,
-}
-
-impl Drop for Meter {
-    fn drop(&mut self) {
-        if let Ok(namespaces) = self.namespaces.get_mut() {
-            // All are held here while each is emptied, so that a chain is not freed by recursion.
-            namespaces.iter().for_each(|namespace| namespace.clear());
-        }
-    }
-}
-
 impl Meter {
-    pub fn new(bytes: u64, step: usize, stop: Arc<Stop>) -> Self {
-        Meter {
-            left: AtomicU64::new(bytes),
-            step,
-            stop,
-            raised: Mutex::new(None),
-            namespaces: Mutex::new(Vec::new()),
-        }
-    }
-
-    /// Bytes that are left.
-    pub fn left(&self) -> u64 {
-        self.left.load(Ordering::Relaxed)
-    }
-
-    /// Takes `bytes` off; fails where that is more than is left, or where the rendering shall end.
-    pub fn charge(&self, bytes: usize) -> Outcome<()> {
-        self.stop.check(bytes)?;
-        if bytes > self.step {
-            return Err(Error::new(
-                ErrorKind::OutOfFuel,
-                "the template builds or searches too much text at once",
-            ));
-        }
-        // One thread renders; the atomic only satisfies minijinja's bounds.
-        match self.left.load(Ordering::Relaxed).checked_sub(bytes as u64) {
-            Some(left) => {
-                self.left.store(left, Ordering::Relaxed);
-                Ok(())
-            }
-            None => Err(Error::new(
-                ErrorKind::OutOfFuel,
-                "the template builds or searches too much text",
-            )),
-        }
-    }
-
-    pub fn charge_elements(&self, n: usize) -> Outcome<()> {
-        self.charge(n.saturating_mul(ELEMENT))
-    }
-
-    pub fn charge_namespace(&self) -> Outcome<()> {
-        self.charge(NAMESPACE as usize)
-    }
-
-    /// An attribute of a namespace about to be set.
-    pub fn charge_attribute(&self, name: &str) -> Outcome<()> {
-        self.charge(ENTRY.saturating_add(name.len()))
-    }
-
     /// A key about to be looked up: hashed, and compared with one like it.
     pub fn charge_key(&self, key: &Value) -> Outcome<()> {
         self.charge(text_len(key).saturating_mul(2))
-    }
-
-    /// Keeps a namespace, to empty it in the end.
-    pub fn know(&self, namespace: &Arc<Namespace>) {
-        if let Ok(mut namespaces) = self.namespaces.lock() {
-            namespaces.push(namespace.clone());
-        }
     }
 
     /// A list; its elements are checked.
@@ -268,6 +172,17 @@ pub(super) struct Map {
     depth: u16,
 }
 
+/// A value as a key; `None` for strings, which are their own keys, and for what cannot be one.
+pub(super) fn key(value: &Value) -> Option<Key> {
+    match view(value) {
+        View::None => Some(Key::None),
+        View::Bool(b) => Some(Key::Int(b.into())),
+        View::Int(n) => Some(Key::Int(n)),
+        View::Float(x) => Some(Key::of(x)),
+        _ => None,
+    }
+}
+
 /// Whether a value may be a key: hashing a container would recurse.
 pub(super) fn is_key(value: &Value) -> bool {
     given::is_given(value)
@@ -294,7 +209,7 @@ impl Map {
                 entry.1 = value;
                 continue;
             }
-            match (view(&key), Key::of(&key)) {
+            match (view(&key), self::key(&key)) {
                 (View::Str(text), _) => {
                     map.texts.insert(Arc::from(text), map.entries.len());
                 }
@@ -315,7 +230,7 @@ impl Map {
     fn place(&self, key: &Value) -> Option<usize> {
         match view(key) {
             View::Str(text) => self.texts.get(text).copied(),
-            _ => self.others.get(&Key::of(key)?).copied(),
+            _ => self.others.get(&self::key(key)?).copied(),
         }
     }
 }

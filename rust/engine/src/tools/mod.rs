@@ -15,7 +15,7 @@
 //!   text ends, is [`Event::Failed`], with its text as the model wrote it and the reason.
 //! - A call is what was written or none. It ends where what follows it has come, be it the end of
 //!   the text: `{"name": "f", "arguments": {}}, "n": 1}` is none.
-//! - A name that no offered tool has makes a call all the same: whoever runs it says so to the
+//! - A name that no offered tool has makes a call all the same: the program that runs it says so to the
 //!   model. Only formats without a marker, where it may as well be an answer in JSON, go by names.
 //!
 //! Reasoning ([`Thought`]) is what stands between `<think>` and `</think>` and their like, or in

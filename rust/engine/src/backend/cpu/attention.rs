@@ -4,34 +4,20 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::exact_attention::{self, Heads};
-use super::kv::{KvCache, Part};
-use super::memory::filled;
+use super::exact_attention;
+use super::gates::exp_down;
+use super::heads::{Attention, Heads};
+use super::kv::Part;
 use super::product;
+use super::reserve::filled;
 use super::simd::{self, Isa, Level, Task};
-use crate::backend::{Batch, PAGE_TOKENS};
+use crate::backend::PAGE_TOKENS;
 use crate::error::Result;
 use crate::plan::KvShape;
 use crate::quant::{dispatch_kv, QuantType};
-use crate::sampler::math;
 
 /// Rows of one sequence that share an expanded page.
 const ROWS: usize = 16;
-
-/// One attention op on the rows of a batch.
-pub struct Attention<'a> {
-    pub kv: &'a KvCache,
-    /// `[rows, n_head * head_dim]`.
-    pub q: &'a [f32],
-    pub layer: usize,
-    pub n_head: usize,
-    pub scale: f32,
-    /// Tokens that a row sees, where these are not all.
-    pub window: Option<usize>,
-    /// `[n_head]`, where there are any.
-    pub sinks: Option<&'a [f32]>,
-    pub batch: &'a Batch<'a>,
-}
 
 /// Bytes that attention works on.
 pub struct ScratchBytes {
@@ -66,29 +52,6 @@ pub fn scratch_bytes(
 }
 
 impl Attention<'_> {
-    /// The tokens that each of `n` rows from `first` on sees. A position past the cache was refused by
-    /// the scatter; here it must only not be read.
-    pub fn seen(&self, first: usize, n: usize) -> Vec<Range<usize>> {
-        let of_row = |p: &u32| {
-            let end = (*p as usize).saturating_add(1).min(self.kv.n_ctx());
-            end.saturating_sub(self.window.unwrap_or(end))..end
-        };
-        let positions = &self.batch.positions[first..][..n];
-        positions.iter().map(of_row).collect()
-    }
-
-    /// The sink of query head `g` of those that share a KV head.
-    pub fn sink(&self, head: usize, group: usize, g: usize) -> Option<f32> {
-        Some(self.sinks?[head * group + g])
-    }
-
-    /// The pages that rows look at which see these tokens.
-    pub fn pages(seen: &[Range<usize>]) -> Range<usize> {
-        let first = seen.iter().map(|tokens| tokens.start).min().unwrap_or(0);
-        let end = seen.iter().map(|tokens| tokens.end).max().unwrap_or(0);
-        first / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)
-    }
-
     /// Writes `out`, `[rows, n_head * head_dim]`.
     ///
     /// # Errors
@@ -244,36 +207,5 @@ impl Task for FloatHeads<'_, '_> {
             }
         }
         Ok(())
-    }
-}
-
-/// `exp(z)` for `z <= 0`, zero where that is below every normal float.
-#[inline(always)]
-pub fn exp_down(z: f32) -> f32 {
-    let y = math::exp(z);
-    if z < -87.0 {
-        0.0
-    } else {
-        y
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::exp_down;
-
-    #[test]
-    fn exp_is_within_two_ulps_and_ends_at_zero() {
-        for bits in (0..=87.0f32.to_bits()).step_by(89) {
-            let z = -f32::from_bits(bits);
-            let exact = f64::from(z).exp();
-            let error = (f64::from(exp_down(z)) - exact).abs() / exact;
-            assert!(error <= 1.2e-7, "exp({z}): relative error {error}");
-        }
-        assert_eq!(exp_down(0.0), 1.0);
-        for z in [-87.1, -1e3, -1e30, f32::NEG_INFINITY] {
-            assert_eq!(exp_down(z), 0.0);
-        }
-        assert!(exp_down(f32::NAN).is_nan());
     }
 }

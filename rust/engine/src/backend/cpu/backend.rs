@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use super::interpreter::Interpreter;
 use super::memory::{self, MAX_ROWS};
+use super::reserve::reserve;
 use super::simd::{self, Isa, Task};
 use crate::backend::parts::{known, no_step_beside, take, take_failed, Part};
 use crate::backend::{
@@ -582,7 +583,7 @@ impl Backend for CpuBackend {
         };
         let mut logits = Vec::new();
         let n = tokens.len().saturating_mul(self.limits.n_vocab);
-        memory::reserve(&mut logits, n, "the logits asked for")?;
+        reserve(&mut logits, n, "the logits asked for")?;
         for (i, chunk) in tokens.chunks(rows).enumerate() {
             self.pass_of(slot, chunk, start + i * rows, chunk.len())?;
             logits.extend_from_slice(self.interpreter.logits());

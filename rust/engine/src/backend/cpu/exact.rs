@@ -7,8 +7,8 @@
 //! all at once: a sum has no lanes to be folded, and what follows it is vectors too. That pays even
 //! where each weight is used once.
 
-use super::fixed::{Fixed, SumParts, QUADS};
-use super::simd::{Group, Isa, Word, LANES};
+use super::fixed::{Fixed, SumParts};
+use super::simd::{Group, Isa, Word, LANES, QUADS};
 use crate::quant::{
     Integers, Offsets, Scale, Sink, COLUMNS, MIN_WORDS, OFFSET_SUBS, SUBS, SUM_BITS, WIDE_UNIT,
     WORDS,

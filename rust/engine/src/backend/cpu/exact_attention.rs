@@ -3,10 +3,10 @@
 
 use std::ops::Range;
 
-use super::attention::Attention;
+use super::heads::{Attention, Heads};
 use super::kv::Part;
-use super::memory::{filled, reserve};
-use super::simd::{self, pair, Isa, Level, Task, Word, LANES};
+use super::reserve::{filled, reserve};
+use super::simd::{self, pair, Isa, Task, Word, LANES};
 use crate::backend::{KvLayer, PAGE_TOKENS};
 use crate::error::Result;
 use crate::quant::kv::{KvBlock, KvVisitor};
@@ -383,18 +383,6 @@ impl TokenBlock {
     }
 }
 
-/// The query heads of some rows of one sequence that share a KV head.
-pub struct Heads<'a, 'b> {
-    pub op: &'a Attention<'a>,
-    pub level: Level,
-    /// The first of the rows.
-    pub first: usize,
-    /// The KV head.
-    pub head: usize,
-    /// `[group * head_dim]` for each row.
-    pub out: Vec<&'b mut [f32]>,
-}
-
 /// Bytes of a job of [`Heads`] with so many queries over blocks of `block` dimensions.
 pub fn scratch_bytes(dim: usize, block: usize, queries: usize) -> usize {
     let group = size_of::<[Word; LANES]>();
@@ -504,6 +492,7 @@ impl<B: KvBlock> Task for OfBlocks<'_, '_, B> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::simd::Level;
     use super::*;
     use crate::quant::i16_blocks::I16Blocks;
 

@@ -3,10 +3,9 @@
 
 use rayon::prelude::*;
 
-use super::attention::exp_down;
-use super::gates::sigmoid;
+use super::gates::{exp_down, sigmoid};
 use super::matvec::{Product, Rows, Scratch};
-use super::memory::reserve;
+use super::reserve::reserve;
 use super::simd::Level;
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, Gating};

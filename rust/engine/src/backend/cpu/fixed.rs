@@ -1,32 +1,8 @@
 //! Activations as block fixed point: integers with one exponent for 256 columns of a row, as
 //! [`crate::plan::Op::MatVec`] defines them.
 
-use super::simd::{pair, Isa, Word};
+use super::simd::{pair, Isa, Limbs, Word};
 use crate::quant::{COLUMNS, MINS, MIN_WORDS, OFFSET_SUBS, SUBS, SUM_BITS};
-
-/// Words of four columns that a superblock has.
-pub const QUADS: usize = COLUMNS / 4;
-
-/// A superblock's integers as an instruction set multiplies them: written and read by one
-/// instruction set only, see [`Isa::limbs`].
-#[derive(Clone)]
-pub struct Limbs {
-    /// For each four columns.
-    pub words: [[Word; 4]; QUADS],
-    /// What the sums of a sub-block start from: of sub-blocks of 16 columns, then of 32.
-    pub starts: [[i32; 3]; SUBS + OFFSET_SUBS],
-    /// Whether the last of the four words counts.
-    pub has_carry: bool,
-}
-
-impl Limbs {
-    /// Zeros.
-    pub const ZERO: Self = Self {
-        words: [[0; 4]; QUADS],
-        starts: [[0; 3]; SUBS + OFFSET_SUBS],
-        has_carry: false,
-    };
-}
 
 /// Sums of X over sub-blocks, `upper << SUM_BITS` plus `lower`, 16 bits each, in the order of [`MINS`].
 #[derive(Clone)]

@@ -2,8 +2,8 @@
 
 use std::marker::PhantomData;
 
-use super::attention::exp_down;
 use super::simd::{Isa, Task};
+use crate::sampler::math;
 
 /// What a gate makes of a number: a type, so that it is compiled with the caller's instruction set.
 pub trait Gate {
@@ -149,5 +149,36 @@ impl<G: Gate> Task for Gated<'_, G> {
                 *out = G::of(*gate, *x);
             }
         }
+    }
+}
+
+/// `exp(z)` for `z <= 0`, zero where that is below every normal float.
+#[inline(always)]
+pub fn exp_down(z: f32) -> f32 {
+    let y = math::exp(z);
+    if z < -87.0 {
+        0.0
+    } else {
+        y
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::exp_down;
+
+    #[test]
+    fn exp_is_within_two_ulps_and_ends_at_zero() {
+        for bits in (0..=87.0f32.to_bits()).step_by(89) {
+            let z = -f32::from_bits(bits);
+            let exact = f64::from(z).exp();
+            let error = (f64::from(exp_down(z)) - exact).abs() / exact;
+            assert!(error <= 1.2e-7, "exp({z}): relative error {error}");
+        }
+        assert_eq!(exp_down(0.0), 1.0);
+        for z in [-87.1, -1e3, -1e30, f32::NEG_INFINITY] {
+            assert_eq!(exp_down(z), 0.0);
+        }
+        assert!(exp_down(f32::NAN).is_nan());
     }
 }

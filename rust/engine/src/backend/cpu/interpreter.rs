@@ -7,13 +7,14 @@ mod products;
 
 use std::sync::Arc;
 
-use super::attention;
 use super::experts::{self, Gathered};
 use super::gates::{ClampedSwiGlu, Gate, GeGlu, Sigmoid, SoftCap, SwiGlu};
+use super::heads::Attention;
 use super::kv::KvCache;
 use super::matvec::Scratch;
-use super::memory::{filled, most_rows, reserve, vector};
+use super::memory::{most_rows, vector};
 use super::recurrence::{Around, DeltaNet, ShortConv, States};
+use super::reserve::{filled, reserve};
 use super::rowwise::{self, CosSin, Normed, RmsNorm};
 use super::simd::{self, Level};
 use crate::backend::{no_hidden, Batch, Kind, KvPages, Runner, RunnerOptions, Weights};
@@ -348,7 +349,7 @@ impl Interpreter {
                 sinks,
             } => {
                 let mut heads = self.take(*out);
-                let task = attention::Attention {
+                let task = Attention {
                     kv: &self.kv,
                     q: &self.buffers[q.0],
                     layer: *layer,

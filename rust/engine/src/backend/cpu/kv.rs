@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::memory::filled;
+use super::reserve::filled;
 use crate::backend::storage::check_bytes;
 use crate::backend::{Kind, KvLayer, KvPages, PAGE_TOKENS};
 use crate::error::{Error, Result};

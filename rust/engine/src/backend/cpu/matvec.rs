@@ -8,8 +8,8 @@ use rayon::prelude::*;
 
 use super::exact::{self, Panel, Shape};
 use super::fixed::Fixed;
-use super::memory::{filled, reserve};
 use super::product::{self, PANEL};
+use super::reserve::{filled, reserve};
 use super::simd::{self, Group, Isa, Level, Task, LANES};
 use crate::error::{Error, Result};
 use crate::plan::parts::{longest_part, parts};

@@ -10,12 +10,14 @@ mod exact_attention;
 mod experts;
 mod fixed;
 mod gates;
+mod heads;
 mod interpreter;
 mod kv;
 mod matvec;
 mod memory;
 mod product;
 mod recurrence;
+mod reserve;
 mod rowwise;
 mod simd;
 

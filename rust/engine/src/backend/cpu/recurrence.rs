@@ -3,9 +3,8 @@
 
 use rayon::prelude::*;
 
-use super::attention::exp_down;
-use super::gates::{finite_sigmoid, nothing, sigmoid};
-use super::memory::filled;
+use super::gates::{exp_down, finite_sigmoid, nothing, sigmoid};
+use super::reserve::filled;
 use super::rowwise::{root_factor, sum_of_squares};
 use super::simd::{self, Isa, Level, Task};
 use crate::backend::storage::check_bytes;

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::gates::{Gate, Gated};
-use super::memory::reserve;
+use super::reserve::reserve;
 use super::simd::{self, Isa, Level, Task};
 use crate::error::Result;
 use crate::plan::{RopeStyle, RopeTable};

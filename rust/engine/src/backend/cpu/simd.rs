@@ -5,8 +5,7 @@
 use std::arch::is_aarch64_feature_detected;
 use std::sync::OnceLock;
 
-use super::fixed::Limbs;
-use crate::quant::{Arithmetic, Words, COLUMNS};
+use crate::quant::{Arithmetic, Words, COLUMNS, OFFSET_SUBS, SUBS};
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -21,6 +20,30 @@ pub type Group = [f32; LANES];
 
 /// 32 bits of a lane: one integer, two 16-bit ones or four bytes, the first one the lowest.
 pub type Word = u32;
+
+/// Words of four columns that a superblock has.
+pub const QUADS: usize = COLUMNS / 4;
+
+/// A superblock's integers as an instruction set multiplies them: written and read by one
+/// instruction set only, see [`Isa::limbs`].
+#[derive(Clone)]
+pub struct Limbs {
+    /// For each four columns.
+    pub words: [[Word; 4]; QUADS],
+    /// What the sums of a sub-block start from: of sub-blocks of 16 columns, then of 32.
+    pub starts: [[i32; 3]; SUBS + OFFSET_SUBS],
+    /// Whether the last of the four words counts.
+    pub has_carry: bool,
+}
+
+impl Limbs {
+    /// Zeros.
+    pub const ZERO: Self = Self {
+        words: [[0; 4]; QUADS],
+        starts: [[0; 3]; SUBS + OFFSET_SUBS],
+        has_carry: false,
+    };
+}
 
 /// Two integers that fit 16 bits.
 #[inline(always)]

@@ -11,7 +11,7 @@ use crate::engine::lookup::Lookup;
 use crate::engine::pooling::Embedding;
 use crate::engine::queue::Shared;
 use crate::engine::request::{
-    Cut, FinishReason, Finished, Outlet, Piece, Request, StoppedBy, Timings, Usage,
+    FinishReason, Finished, LengthReason, Outlet, Piece, Request, StoppedBy, Timings, Usage,
 };
 use crate::engine::scheduler::{Phase, Seq};
 use crate::engine::text::TextStream;
@@ -31,7 +31,7 @@ pub struct Mark {
 #[derive(PartialEq)]
 pub enum End {
     Stop(StoppedBy),
-    Length(Cut),
+    Length(LengthReason),
     Cancelled,
 }
 
@@ -268,14 +268,14 @@ impl Active {
             timings.decode = (last.at - first.at).as_secs_f64();
             timings.sampling = (last.sampling - first.sampling).as_secs_f64();
         }
-        let (reason, cut, stopped_by) = match end {
+        let (reason, length_reason, stopped_by) = match end {
             End::Stop(by) => (FinishReason::Stop, None, Some(by)),
-            End::Length(cut) => (FinishReason::Length, Some(cut), None),
+            End::Length(why) => (FinishReason::Length, Some(why), None),
             End::Cancelled => (FinishReason::Cancelled, None, None),
         };
         piece.finished = Some(Finished {
             reason,
-            cut,
+            length_reason,
             stopped_by,
             usage: Usage {
                 prompt: g.request.prompt.len(),

@@ -154,7 +154,10 @@ fn the_context_ends_a_drafted_sequence_where_it_ends_a_plain_one() {
         let drafted = finish(&submit(&engine, &asked)).unwrap();
         assert!(same(&drafted, &plain));
         assert_eq!(drafted.token_ids.len(), N_CTX as usize - n);
-        assert_eq!(drafted.finished.unwrap().cut, Some(Cut::Context));
+        assert_eq!(
+            drafted.finished.unwrap().length_reason,
+            Some(LengthReason::Context)
+        );
     }
 }
 

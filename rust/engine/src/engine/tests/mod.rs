@@ -9,7 +9,6 @@ use crate::pages::Salt;
 use crate::quant;
 use crate::sampler::{random, Allowed, Params};
 
-mod aside;
 mod constrain;
 mod embedding;
 mod faulty;
@@ -18,6 +17,7 @@ mod fixture;
 mod lines;
 mod lookup;
 mod pages;
+mod preemption;
 mod prefixes;
 mod schedule;
 mod scheduling;

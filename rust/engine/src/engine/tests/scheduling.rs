@@ -269,7 +269,7 @@ fn a_full_queue_lets_a_higher_priority_in() {
     let higher = of_priority(1, long(2, 1, 1));
     let first = engine.submit(&higher, Duration::ZERO).unwrap();
     assert!(first.is_some());
-    // Whoever has waited as long as a step of priority counts is let in too.
+    // A request that has waited as long as a step of priority counts is admitted too.
     let waited = |seconds: u32| Request {
         asked: Instant::now().checked_sub(seconds * SECOND),
         ..long(3, 1, 1)

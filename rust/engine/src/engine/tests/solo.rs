@@ -159,13 +159,13 @@ pub fn is_empty(engine: &Engine) -> bool {
         queued,
         running,
         feeding,
-        aside,
-        pages_aside,
+        preempted,
+        pages_swapped_out,
         pages,
         ..
     } = engine.stats().unwrap();
     (queued, running, feeding, pages.sequences) == (0, 0, 0, 0)
-        && (aside, pages_aside) == (0, 0)
+        && (preempted, pages_swapped_out) == (0, 0)
         && pages.free + pages.prefixes == pages.total
 }
 
@@ -196,7 +196,10 @@ pub fn each_equals_its_solo_run(engine: &Engine, asked: &[Asked]) {
                 assert_eq!(end.usage.completion, n);
             } else {
                 assert!(same(&found, &alone), "{one:?}: {found:?} {alone:?}");
-                assert_eq!((end.reason, end.cut), (fresh.reason, fresh.cut));
+                assert_eq!(
+                    (end.reason, end.length_reason),
+                    (fresh.reason, fresh.length_reason)
+                );
                 assert_eq!(end.stopped_by, fresh.stopped_by);
             }
         }

@@ -1,4 +1,4 @@
-//! Prefixes that give way on the device, to the host's memory and to files; and states.
+//! Prefixes that are evicted from the device to the host's memory and to files; and states.
 use proptest::prelude::*;
 
 use super::prefixes::{prompt, read_on, Writes};
@@ -291,7 +291,7 @@ impl Machine {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Whatever sequences come and end, whatever gives way, is written, damaged and read by the next
+    /// Whatever sequences come and end, whatever is evicted, written, damaged and read by the next
     /// process: what one finds in its pages and its state is what it would have read itself, nobody
     /// writes what another reads, and in the end all of it is there.
     #[test]
@@ -406,7 +406,7 @@ fn what_was_read_under_a_salt_is_found_under_the_same_alone() {
                 assert_eq!(machine.read(other, tokens.clone()), 0, "{own:?} {other:?}");
             }
             assert!(machine.read(own, tokens.clone()) >= 128);
-            // Whatever has given way meanwhile, each finds its own.
+            // Whatever was evicted meanwhile, each finds its own.
             for each in salts {
                 assert!(machine.read(each, tokens.clone()) >= 128);
             }
@@ -621,7 +621,7 @@ fn memory_of_the_host_is_taken_before_a_prefix_gives_way() {
         assert_eq!((prepared, backend.pieces.get()), (most, most));
         let other: Vec<u32> = (1000..1256).collect();
         let sequence = pool.open(&mut backend, 256, &other).unwrap().unwrap();
-        assert_eq!(backend.pieces.get(), most, "a prefix that gave way waited");
+        assert_eq!(backend.pieces.get(), most, "an evicted prefix waited");
         drop(sequence);
     }
 }
@@ -720,7 +720,7 @@ fn what_gives_way_to_a_prompt_does_so_page_by_page_where_others_wait() {
             .unwrap()
     };
     let now = Some(Instant::now());
-    assert!(asked(now).is_none(), "two have to give way");
+    assert!(asked(now).is_none(), "two have to be evicted");
     let sequence = asked(now).expect("one of them has");
     drop(sequence);
     assert_eq!(machine.pool.places().free, 3);

@@ -28,7 +28,7 @@ impl Rings {
 }
 
 #[test]
-fn whoever_waits_elsewhere_is_woken_for_each_piece_and_for_the_end() {
+fn a_waiting_thread_is_woken_for_each_piece_and_for_the_end() {
     let engine = engine(1);
     let rings = Arc::new(Rings::default());
     let caller = rings.caller(1, false);

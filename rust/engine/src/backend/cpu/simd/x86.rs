@@ -53,245 +53,421 @@ fn biased_limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
     }
 }
 
-impl Words for __m256i {
-    #[inline(always)]
-    fn and(self, mask: u32) -> Self {
-        // SAFETY: this code is inlined into functions compiled for AVX2 only.
-        unsafe { _mm256_and_si256(self, _mm256_set1_epi32(mask as i32)) }
-    }
+/// An instruction set of vectors of so many words, `$strips` to a group, by the intrinsics of the module
+/// that it stands in.
+macro_rules! set {
+    ($set:ident, $lanes:literal, $strips:literal) => {
+        impl Words for Integers {
+            #[inline(always)]
+            fn and(self, mask: u32) -> Self {
+                // SAFETY: this code is inlined into functions compiled for the set only.
+                unsafe { and(self, set1_epi32(mask as i32)) }
+            }
 
-    #[inline(always)]
-    fn or(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm256_or_si256(self, other) }
-    }
+            #[inline(always)]
+            fn or(self, other: Self) -> Self {
+                // SAFETY: as above.
+                unsafe { or(self, other) }
+            }
 
-    #[inline(always)]
-    fn xor(self, mask: u32) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm256_xor_si256(self, _mm256_set1_epi32(mask as i32)) }
-    }
+            #[inline(always)]
+            fn xor(self, mask: u32) -> Self {
+                // SAFETY: as above.
+                unsafe { xor(self, set1_epi32(mask as i32)) }
+            }
 
-    #[inline(always)]
-    fn minus(self, x: u32) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm256_sub_epi32(self, _mm256_set1_epi32(x as i32)) }
-    }
+            #[inline(always)]
+            fn minus(self, x: u32) -> Self {
+                // SAFETY: as above.
+                unsafe { sub_epi32(self, set1_epi32(x as i32)) }
+            }
 
-    #[inline(always)]
-    fn left(self, bits: u32) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm256_sllv_epi32(self, _mm256_set1_epi32(bits as i32)) }
-    }
+            #[inline(always)]
+            fn left(self, bits: u32) -> Self {
+                // SAFETY: as above.
+                unsafe { sllv_epi32(self, set1_epi32(bits as i32)) }
+            }
 
-    #[inline(always)]
-    fn right(self, bits: u32) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm256_srlv_epi32(self, _mm256_set1_epi32(bits as i32)) }
-    }
+            #[inline(always)]
+            fn right(self, bits: u32) -> Self {
+                // SAFETY: as above.
+                unsafe { srlv_epi32(self, set1_epi32(bits as i32)) }
+            }
 
-    #[inline(always)]
-    fn differ(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm256_xor_si256(self, other) }
-    }
+            #[inline(always)]
+            fn differ(self, other: Self) -> Self {
+                // SAFETY: as above.
+                unsafe { xor(self, other) }
+            }
 
-    #[inline(always)]
-    fn plus(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm256_add_epi32(self, other) }
-    }
+            #[inline(always)]
+            fn plus(self, other: Self) -> Self {
+                // SAFETY: as above.
+                unsafe { add_epi32(self, other) }
+            }
 
+            #[inline(always)]
+            fn look_up<const P: usize, const N: usize>(
+                self,
+                table: &[[u32; P]; N],
+                part: usize,
+            ) -> Self {
+                const { assert!(N.is_power_of_two() && (P == 1 || P == 2)) };
+                assert!(part < P);
+                let at = self.and(N as u32 - 1).left(P as u32 - 1);
+                let from = table.as_flattened()[part..].as_ptr().cast();
+                // SAFETY: as above; `P w + part` is below `P N` for every `w` below `N`.
+                unsafe { gather(from, at) }
+            }
+
+            #[inline(always)]
+            fn look_up_bytes(self, table: &[i8; 16]) -> Self {
+                // SAFETY: as above; any bytes are a vector.
+                unsafe {
+                    let table = transmute::<[i8; 16], __m128i>(*table);
+                    shuffle_epi8(broadcast(table), self)
+                }
+            }
+        }
+
+        #[inline(always)]
+        fn words_of(words: [Word; $lanes]) -> Integers {
+            // SAFETY: any bits are a vector.
+            unsafe { transmute(words) }
+        }
+
+        /// The 16-bit integers of the even and of the odd bytes.
+        #[inline(always)]
+        fn pairs(bytes: Integers) -> (Integers, Integers) {
+            // SAFETY: this code is inlined into functions compiled for the set only.
+            unsafe {
+                (
+                    srai_epi16::<8>(slli_epi16::<8>(bytes)),
+                    srai_epi16::<8>(bytes),
+                )
+            }
+        }
+
+        /// Of each 128 bits: element `i` of all four.
+        #[inline(always)]
+        fn transposed(r: [Integers; 4]) -> [Integers; 4] {
+            // SAFETY: as above.
+            unsafe {
+                let (a, b) = (unpacklo_epi32(r[0], r[1]), unpackhi_epi32(r[0], r[1]));
+                let (c, d) = (unpacklo_epi32(r[2], r[3]), unpackhi_epi32(r[2], r[3]));
+                [
+                    unpacklo_epi64(a, c),
+                    unpackhi_epi64(a, c),
+                    unpacklo_epi64(b, d),
+                    unpackhi_epi64(b, d),
+                ]
+            }
+        }
+
+        /// `VNNI`: with multiply-adds of bytes in one instruction.
+        pub struct $set<const VNNI: bool>;
+
+        impl<const VNNI: bool> Arithmetic for $set<VNNI> {
+            #[inline(always)]
+            fn half(bits: u16) -> f32 {
+                half(bits)
+            }
+
+            #[inline(always)]
+            fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
+                a.mul_add(b, c)
+            }
+        }
+
+        impl<const VNNI: bool> Isa for $set<VNNI> {
+            type Vector = Floats;
+            type Acc = [Floats; $strips];
+            const STRIPS: usize = $strips;
+            const COLUMNS: usize = COLUMNS_OF_FLOATS;
+            const INT_COLUMNS: usize = if VNNI {
+                COLUMNS_OF_BYTES
+            } else {
+                COLUMNS_OF_PAIRS
+            };
+
+            #[inline(always)]
+            fn zeros() -> Self::Acc {
+                // SAFETY: this code is inlined into functions compiled for the set only.
+                unsafe { [zero_floats(); $strips] }
+            }
+
+            #[inline(always)]
+            fn splat(x: f32) -> Floats {
+                // SAFETY: as above.
+                unsafe { set1_ps(x) }
+            }
+
+            #[inline(always)]
+            fn load(group: &Group, strip: usize) -> Floats {
+                // SAFETY: any bits are a vector.
+                unsafe { transmute::<[f32; $lanes], Floats>(group.as_chunks().0[strip]) }
+            }
+
+            #[inline(always)]
+            fn store(vector: Floats, group: &mut Group, strip: usize) {
+                // SAFETY: any bits are floats.
+                group.as_chunks_mut().0[strip] =
+                    unsafe { transmute::<Floats, [f32; $lanes]>(vector) };
+            }
+
+            #[inline(always)]
+            fn fma(a: Floats, b: Floats, c: Floats) -> Floats {
+                // SAFETY: as above, and for FMA.
+                unsafe { fmadd_ps(a, b, c) }
+            }
+
+            #[inline(always)]
+            fn add(a: Floats, b: Floats) -> Floats {
+                // SAFETY: as above.
+                unsafe { add_ps(a, b) }
+            }
+
+            #[inline(always)]
+            fn multiply(a: Floats, b: Floats) -> Floats {
+                // SAFETY: as above.
+                unsafe { mul_ps(a, b) }
+            }
+
+            #[inline(always)]
+            fn negated_product(a: Floats, b: Floats) -> Floats {
+                // SAFETY: as above.
+                unsafe { xor_ps(mul_ps(a, b), set1_ps(-0.0)) }
+            }
+
+            #[inline(always)]
+            fn fold(acc: Self::Acc) -> f32 {
+                // SAFETY: any bits are floats.
+                fold_8(unsafe { transmute::<__m256, [f32; 8]>(eight(acc)) })
+            }
+
+            #[inline(always)]
+            fn prefetch(bytes: &[u8]) {
+                prefetch(bytes);
+            }
+
+            type Words = Integers;
+            // Of bytes `a`, `b`, `c`; of 16 bits `hi`, `lo`.
+            type Sums = [Integers; 3];
+
+            #[inline(always)]
+            fn no_words() -> Integers {
+                // SAFETY: as above.
+                unsafe { zero_integers() }
+            }
+
+            #[inline(always)]
+            fn words(group: &[Word; LANES], strip: usize) -> Integers {
+                words_of(group.as_chunks().0[strip])
+            }
+
+            #[inline(always)]
+            fn store_words(words: Integers, group: &mut [Word; LANES], strip: usize) {
+                // SAFETY: any bits are words.
+                group.as_chunks_mut().0[strip] =
+                    unsafe { transmute::<Integers, [Word; $lanes]>(words) };
+            }
+
+            #[inline(always)]
+            fn word(word: Word) -> Integers {
+                // SAFETY: as above.
+                unsafe { set1_epi32(word as i32) }
+            }
+
+            #[inline(always)]
+            fn dot_pairs(a: Integers, b: Integers, acc: Integers) -> Integers {
+                dot_pairs::<VNNI>(acc, a, b)
+            }
+
+            #[inline(always)]
+            fn floats(integers: Integers) -> Floats {
+                // SAFETY: as above.
+                unsafe { cvtepi32_ps(integers) }
+            }
+
+            #[inline(always)]
+            fn halves(words: Integers) -> Floats {
+                halves(words)
+            }
+
+            #[inline(always)]
+            fn bits(words: Integers) -> Floats {
+                // SAFETY: as above.
+                unsafe { cast(words) }
+            }
+
+            #[inline(always)]
+            fn bytes(words: Integers, i: usize) -> Floats {
+                // SAFETY: as above.
+                unsafe {
+                    let top = sllv_epi32(words, set1_epi32(24 - 8 * i as i32));
+                    cvtepi32_ps(srai_epi32::<24>(top))
+                }
+            }
+
+            #[inline(always)]
+            fn limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
+                if VNNI {
+                    biased_limbs(x, out);
+                } else {
+                    pair_limbs(x, out);
+                }
+            }
+
+            #[inline(always)]
+            fn interleave(bytes: &[u8], stride: usize, out: &mut [[Integers; 4]]) {
+                assert!(($lanes - 1) * stride + 16 * out.len() <= bytes.len());
+                for (i, out) in out.iter_mut().enumerate() {
+                    // SAFETY: as above; the assertion says that every load is of 16 of the bytes.
+                    unsafe {
+                        let at = bytes.as_ptr().add(16 * i);
+                        let load = |row: usize| _mm_loadu_si128(at.add(row * stride).cast());
+                        let mut r = [zero_integers(); 4];
+                        for (k, r) in r.iter_mut().enumerate() {
+                            *r = every_fourth(|i| load(k + 4 * i));
+                        }
+                        *out = transposed(r);
+                    }
+                }
+            }
+
+            #[inline(always)]
+            fn weights(q: Integers) -> Integers {
+                if VNNI {
+                    q.xor(four(BIAS as u8))
+                } else {
+                    q
+                }
+            }
+
+            #[inline(always)]
+            fn start(starts: &[i32; 3]) -> Self::Sums {
+                // SAFETY: as above.
+                unsafe {
+                    if VNNI {
+                        [
+                            set1_epi32(starts[0]),
+                            set1_epi32(starts[1]),
+                            set1_epi32(starts[2]),
+                        ]
+                    } else {
+                        [zero_integers(); 3]
+                    }
+                }
+            }
+
+            #[inline(always)]
+            fn dot(q: Integers, x: &[Word; 4], [a, b, c]: Self::Sums) -> Self::Sums {
+                if VNNI {
+                    // SAFETY: as above, and only for processors with AVX-VNNI where the flag is set.
+                    unsafe {
+                        [
+                            dpbusd(a, q, Self::word(x[0])),
+                            dpbusd(b, q, Self::word(x[1])),
+                            dpbusd(c, q, Self::word(x[2])),
+                        ]
+                    }
+                } else {
+                    let (even, odd) = pairs(q);
+                    let hi = Self::dot_pairs(even, Self::word(x[0]), a);
+                    let lo = Self::dot_pairs(even, Self::word(x[2]), b);
+                    [
+                        Self::dot_pairs(odd, Self::word(x[1]), hi),
+                        Self::dot_pairs(odd, Self::word(x[3]), lo),
+                        c,
+                    ]
+                }
+            }
+
+            #[inline(always)]
+            fn dot_carry(q: Integers, x: &[Word; 4], [a, b, c]: Self::Sums) -> Self::Sums {
+                if VNNI {
+                    // SAFETY: as in `dot`.
+                    let a = unsafe { dpbusd(a, q, Self::word(x[3])) };
+                    [a, b, c]
+                } else {
+                    [a, b, c]
+                }
+            }
+
+            #[inline(always)]
+            fn rounded([a, b, c]: Self::Sums, is_narrow: bool) -> Floats {
+                // SAFETY: as above.
+                unsafe {
+                    let (high, low, unit) = if VNNI {
+                        let low = add_epi32(slli_epi32::<8>(b), c);
+                        if is_narrow {
+                            (a, low, 65536.0)
+                        } else {
+                            let high = slli_epi32::<4>(a);
+                            let high = add_epi32(high, srai_epi32::<12>(low));
+                            let low = and(low, set1_epi32(4095));
+                            (high, low, 4096.0)
+                        }
+                    } else {
+                        (a, b, 4096.0)
+                    };
+                    let (high, low) = (cvtepi32_ps(high), cvtepi32_ps(low));
+                    fmadd_ps(high, set1_ps(unit), low)
+                }
+            }
+        }
+    };
+}
+
+/// Eight floats a register.
+mod avx2 {
+    use std::arch::x86_64::{
+        __m256 as Floats, __m256i as Integers, _mm256_add_epi32 as add_epi32,
+        _mm256_add_ps as add_ps, _mm256_and_si256 as and, _mm256_broadcastsi128_si256 as broadcast,
+        _mm256_castsi256_ps as cast, _mm256_cvtepi32_ps as cvtepi32_ps,
+        _mm256_dpbusd_avx_epi32 as dpbusd, _mm256_fmadd_ps as fmadd_ps, _mm256_mul_ps as mul_ps,
+        _mm256_or_si256 as or, _mm256_set1_epi32 as set1_epi32, _mm256_set1_ps as set1_ps,
+        _mm256_setzero_ps as zero_floats, _mm256_setzero_si256 as zero_integers,
+        _mm256_shuffle_epi8 as shuffle_epi8, _mm256_slli_epi16 as slli_epi16,
+        _mm256_slli_epi32 as slli_epi32, _mm256_sllv_epi32 as sllv_epi32,
+        _mm256_srai_epi16 as srai_epi16, _mm256_srai_epi32 as srai_epi32,
+        _mm256_srlv_epi32 as srlv_epi32, _mm256_sub_epi32 as sub_epi32,
+        _mm256_unpackhi_epi32 as unpackhi_epi32, _mm256_unpackhi_epi64 as unpackhi_epi64,
+        _mm256_unpacklo_epi32 as unpacklo_epi32, _mm256_unpacklo_epi64 as unpacklo_epi64,
+        _mm256_xor_ps as xor_ps, _mm256_xor_si256 as xor,
+    };
+
+    use super::*;
+
+    // Of 16 registers: 12 accumulators, 3 of x, 1 of w; of integers 12, 1 of x, 2 of w.
+    const COLUMNS_OF_FLOATS: usize = 3;
+    const COLUMNS_OF_BYTES: usize = 4;
+    const COLUMNS_OF_PAIRS: usize = 6;
+
+    /// # Safety
+    /// There is a word at each place.
     #[inline(always)]
-    fn look_up<const P: usize, const N: usize>(self, table: &[[u32; P]; N], part: usize) -> Self {
-        const { assert!(N.is_power_of_two() && (P == 1 || P == 2)) };
-        assert!(part < P);
-        let at = self.and(N as u32 - 1).left(P as u32 - 1);
-        let from = table.as_flattened()[part..].as_ptr().cast();
-        // SAFETY: as above; `P w + part` is below `P N` for every `w` below `N`.
+    unsafe fn gather(from: *const i32, at: Integers) -> Integers {
+        // SAFETY: this code is inlined into functions compiled for the set only.
         unsafe { _mm256_i32gather_epi32::<4>(from, at) }
     }
 
+    /// The sums of four vectors, each with that half a group further on.
     #[inline(always)]
-    fn look_up_bytes(self, table: &[i8; 16]) -> Self {
-        // SAFETY: as above; any bytes are a vector.
-        unsafe {
-            let table = transmute::<[i8; 16], __m128i>(*table);
-            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), self)
-        }
-    }
-}
-
-#[inline(always)]
-fn words_256(words: [Word; 8]) -> __m256i {
-    // SAFETY: any bits are a vector.
-    unsafe { transmute(words) }
-}
-
-/// The 16-bit integers of the even and of the odd bytes.
-#[inline(always)]
-fn pairs_256(bytes: __m256i) -> (__m256i, __m256i) {
-    // SAFETY: this code is inlined into functions compiled for AVX2 only.
-    unsafe {
-        (
-            _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes)),
-            _mm256_srai_epi16::<8>(bytes),
-        )
-    }
-}
-
-/// Of each 128 bits: element `i` of all four.
-#[inline(always)]
-fn transposed_256(r: [__m256i; 4]) -> [__m256i; 4] {
-    // SAFETY: as above.
-    unsafe {
-        let (a, b) = (
-            _mm256_unpacklo_epi32(r[0], r[1]),
-            _mm256_unpackhi_epi32(r[0], r[1]),
-        );
-        let (c, d) = (
-            _mm256_unpacklo_epi32(r[2], r[3]),
-            _mm256_unpackhi_epi32(r[2], r[3]),
-        );
-        [
-            _mm256_unpacklo_epi64(a, c),
-            _mm256_unpackhi_epi64(a, c),
-            _mm256_unpacklo_epi64(b, d),
-            _mm256_unpackhi_epi64(b, d),
-        ]
-    }
-}
-
-/// Eight floats a register; `VNNI`: with multiply-adds of bytes in one instruction.
-pub struct Avx2<const VNNI: bool>;
-
-impl<const VNNI: bool> Arithmetic for Avx2<VNNI> {
-    #[inline(always)]
-    fn half(bits: u16) -> f32 {
-        half(bits)
+    fn eight(acc: [Floats; 4]) -> __m256 {
+        // SAFETY: this code is inlined into functions compiled for the set only.
+        unsafe { add_ps(add_ps(acc[0], acc[2]), add_ps(acc[1], acc[3])) }
     }
 
     #[inline(always)]
-    fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
-}
-
-impl<const VNNI: bool> Isa for Avx2<VNNI> {
-    type Vector = __m256;
-    type Acc = [__m256; 4];
-    const STRIPS: usize = 4;
-    // Of 16 registers: 12 accumulators, 3 of x, 1 of w.
-    const COLUMNS: usize = 3;
-    // 12 accumulators, 1 of x, 2 of w.
-    const INT_COLUMNS: usize = if VNNI { 4 } else { 6 };
-
-    #[inline(always)]
-    fn zeros() -> Self::Acc {
-        // SAFETY: this code is inlined into functions compiled for AVX2 only.
-        unsafe { [_mm256_setzero_ps(); 4] }
+    fn dot_pairs<const VNNI: bool>(acc: Integers, a: Integers, b: Integers) -> Integers {
+        // SAFETY: this code is inlined into functions compiled for the set only.
+        unsafe { add_epi32(acc, _mm256_madd_epi16(a, b)) }
     }
 
     #[inline(always)]
-    fn splat(x: f32) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_set1_ps(x) }
-    }
-
-    #[inline(always)]
-    fn load(group: &Group, strip: usize) -> __m256 {
-        // SAFETY: any bits are a vector.
-        unsafe { transmute::<[f32; 8], __m256>(group.as_chunks().0[strip]) }
-    }
-
-    #[inline(always)]
-    fn store(vector: __m256, group: &mut Group, strip: usize) {
-        // SAFETY: any bits are floats.
-        group.as_chunks_mut().0[strip] = unsafe { transmute::<__m256, [f32; 8]>(vector) };
-    }
-
-    #[inline(always)]
-    fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
-        // SAFETY: as above, and for FMA.
-        unsafe { _mm256_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    fn add(a: __m256, b: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn multiply(a: __m256, b: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn negated_product(a: __m256, b: __m256) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_xor_ps(_mm256_mul_ps(a, b), _mm256_set1_ps(-0.0)) }
-    }
-
-    #[inline(always)]
-    fn fold(acc: Self::Acc) -> f32 {
-        // SAFETY: as above; any bits are floats.
-        let out = unsafe {
-            let low = _mm256_add_ps(acc[0], acc[2]);
-            let high = _mm256_add_ps(acc[1], acc[3]);
-            transmute::<__m256, [f32; 8]>(_mm256_add_ps(low, high))
-        };
-        fold_8(out)
-    }
-
-    #[inline(always)]
-    fn prefetch(bytes: &[u8]) {
-        prefetch(bytes);
-    }
-
-    type Words = __m256i;
-    // Of bytes `a`, `b`, `c`; of 16 bits `hi`, `lo`.
-    type Sums = [__m256i; 3];
-
-    #[inline(always)]
-    fn no_words() -> __m256i {
-        // SAFETY: as above.
-        unsafe { _mm256_setzero_si256() }
-    }
-
-    #[inline(always)]
-    fn words(group: &[Word; LANES], strip: usize) -> __m256i {
-        words_256(group.as_chunks().0[strip])
-    }
-
-    #[inline(always)]
-    fn store_words(words: __m256i, group: &mut [Word; LANES], strip: usize) {
-        // SAFETY: any bits are words.
-        group.as_chunks_mut().0[strip] = unsafe { transmute::<__m256i, [Word; 8]>(words) };
-    }
-
-    #[inline(always)]
-    fn word(word: Word) -> __m256i {
-        // SAFETY: as above.
-        unsafe { _mm256_set1_epi32(word as i32) }
-    }
-
-    #[inline(always)]
-    fn dot_pairs(a: __m256i, b: __m256i, acc: __m256i) -> __m256i {
-        // SAFETY: as above.
-        unsafe { _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)) }
-    }
-
-    #[inline(always)]
-    fn floats(integers: __m256i) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_cvtepi32_ps(integers) }
-    }
-
-    #[inline(always)]
-    fn halves(words: __m256i) -> __m256 {
-        // SAFETY: as above, and for F16C.
+    fn halves(words: Integers) -> Floats {
+        // SAFETY: this code is inlined into functions compiled for the set only.
         unsafe {
             let bits = words.and(0xffff);
             let packed = _mm256_packus_epi32(bits, bits);
@@ -301,499 +477,86 @@ impl<const VNNI: bool> Isa for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn bits(words: __m256i) -> __m256 {
-        // SAFETY: as above.
-        unsafe { _mm256_castsi256_ps(words) }
+    fn every_fourth(load: impl Fn(usize) -> __m128i) -> Integers {
+        // SAFETY: this code is inlined into functions compiled for the set only.
+        unsafe { _mm256_set_m128i(load(1), load(0)) }
     }
 
-    #[inline(always)]
-    fn bytes(words: __m256i, i: usize) -> __m256 {
-        // SAFETY: as above.
-        unsafe {
-            let top = _mm256_sllv_epi32(words, _mm256_set1_epi32(24 - 8 * i as i32));
-            _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top))
-        }
-    }
-
-    #[inline(always)]
-    fn limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
-        if VNNI {
-            biased_limbs(x, out);
-        } else {
-            pair_limbs(x, out);
-        }
-    }
-
-    #[inline(always)]
-    fn interleave(bytes: &[u8], stride: usize, out: &mut [[__m256i; 4]]) {
-        assert!(7 * stride + 16 * out.len() <= bytes.len());
-        for (i, out) in out.iter_mut().enumerate() {
-            // SAFETY: as above; the assertion says that every load is of 16 of the bytes.
-            unsafe {
-                let at = bytes.as_ptr().add(16 * i);
-                let load = |row: usize| _mm_loadu_si128(at.add(row * stride).cast());
-                let mut r = [_mm256_setzero_si256(); 4];
-                for (k, r) in r.iter_mut().enumerate() {
-                    *r = _mm256_set_m128i(load(k + 4), load(k));
-                }
-                *out = transposed_256(r);
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn weights(q: __m256i) -> __m256i {
-        if VNNI {
-            q.xor(four(BIAS as u8))
-        } else {
-            q
-        }
-    }
-
-    #[inline(always)]
-    fn start(starts: &[i32; 3]) -> Self::Sums {
-        // SAFETY: as above.
-        unsafe {
-            if VNNI {
-                [
-                    _mm256_set1_epi32(starts[0]),
-                    _mm256_set1_epi32(starts[1]),
-                    _mm256_set1_epi32(starts[2]),
-                ]
-            } else {
-                [_mm256_setzero_si256(); 3]
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn dot(q: __m256i, x: &[Word; 4], [a, b, c]: Self::Sums) -> Self::Sums {
-        if VNNI {
-            // SAFETY: as above, and only for processors with AVX-VNNI where the flag is set.
-            unsafe {
-                [
-                    _mm256_dpbusd_avx_epi32(a, q, Self::word(x[0])),
-                    _mm256_dpbusd_avx_epi32(b, q, Self::word(x[1])),
-                    _mm256_dpbusd_avx_epi32(c, q, Self::word(x[2])),
-                ]
-            }
-        } else {
-            let (even, odd) = pairs_256(q);
-            let hi = Self::dot_pairs(even, Self::word(x[0]), a);
-            let lo = Self::dot_pairs(even, Self::word(x[2]), b);
-            [
-                Self::dot_pairs(odd, Self::word(x[1]), hi),
-                Self::dot_pairs(odd, Self::word(x[3]), lo),
-                c,
-            ]
-        }
-    }
-
-    #[inline(always)]
-    fn dot_carry(q: __m256i, x: &[Word; 4], [a, b, c]: Self::Sums) -> Self::Sums {
-        if VNNI {
-            // SAFETY: as in `dot`.
-            let a = unsafe { _mm256_dpbusd_avx_epi32(a, q, Self::word(x[3])) };
-            [a, b, c]
-        } else {
-            [a, b, c]
-        }
-    }
-
-    #[inline(always)]
-    fn rounded([a, b, c]: Self::Sums, is_narrow: bool) -> __m256 {
-        // SAFETY: as above.
-        unsafe {
-            let (high, low, unit) = if VNNI {
-                let low = _mm256_add_epi32(_mm256_slli_epi32::<8>(b), c);
-                if is_narrow {
-                    (a, low, 65536.0)
-                } else {
-                    let high = _mm256_slli_epi32::<4>(a);
-                    let high = _mm256_add_epi32(high, _mm256_srai_epi32::<12>(low));
-                    let low = _mm256_and_si256(low, _mm256_set1_epi32(4095));
-                    (high, low, 4096.0)
-                }
-            } else {
-                (a, b, 4096.0)
-            };
-            let (high, low) = (_mm256_cvtepi32_ps(high), _mm256_cvtepi32_ps(low));
-            _mm256_fmadd_ps(high, _mm256_set1_ps(unit), low)
-        }
-    }
+    set!(Avx2, 8, 4);
 }
 
-impl Words for __m512i {
-    #[inline(always)]
-    fn and(self, mask: u32) -> Self {
-        // SAFETY: this code is inlined into functions compiled for AVX-512 only.
-        unsafe { _mm512_and_si512(self, _mm512_set1_epi32(mask as i32)) }
-    }
+/// Sixteen floats a register.
+mod avx512 {
+    use std::arch::x86_64::{
+        __m512 as Floats, __m512i as Integers, _mm512_add_epi32 as add_epi32,
+        _mm512_add_ps as add_ps, _mm512_and_si512 as and, _mm512_broadcast_i32x4 as broadcast,
+        _mm512_castsi512_ps as cast, _mm512_cvtepi32_ps as cvtepi32_ps,
+        _mm512_dpbusd_epi32 as dpbusd, _mm512_fmadd_ps as fmadd_ps, _mm512_mul_ps as mul_ps,
+        _mm512_or_si512 as or, _mm512_set1_epi32 as set1_epi32, _mm512_set1_ps as set1_ps,
+        _mm512_setzero_ps as zero_floats, _mm512_setzero_si512 as zero_integers,
+        _mm512_shuffle_epi8 as shuffle_epi8, _mm512_slli_epi16 as slli_epi16,
+        _mm512_slli_epi32 as slli_epi32, _mm512_sllv_epi32 as sllv_epi32,
+        _mm512_srai_epi16 as srai_epi16, _mm512_srai_epi32 as srai_epi32,
+        _mm512_srlv_epi32 as srlv_epi32, _mm512_sub_epi32 as sub_epi32,
+        _mm512_unpackhi_epi32 as unpackhi_epi32, _mm512_unpackhi_epi64 as unpackhi_epi64,
+        _mm512_unpacklo_epi32 as unpacklo_epi32, _mm512_unpacklo_epi64 as unpacklo_epi64,
+        _mm512_xor_ps as xor_ps, _mm512_xor_si512 as xor,
+    };
 
-    #[inline(always)]
-    fn or(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm512_or_si512(self, other) }
-    }
+    use super::*;
 
-    #[inline(always)]
-    fn xor(self, mask: u32) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm512_xor_si512(self, _mm512_set1_epi32(mask as i32)) }
-    }
+    // Of 32 registers: 24 accumulators, 6 of x, 1 of w; of integers 18 or 12, 6 chains, 1 or 2 of w.
+    const COLUMNS_OF_FLOATS: usize = 6;
+    const COLUMNS_OF_BYTES: usize = 6;
+    const COLUMNS_OF_PAIRS: usize = 6;
 
+    /// # Safety
+    /// There is a word at each place.
     #[inline(always)]
-    fn minus(self, x: u32) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm512_sub_epi32(self, _mm512_set1_epi32(x as i32)) }
-    }
-
-    #[inline(always)]
-    fn left(self, bits: u32) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm512_sllv_epi32(self, _mm512_set1_epi32(bits as i32)) }
-    }
-
-    #[inline(always)]
-    fn right(self, bits: u32) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm512_srlv_epi32(self, _mm512_set1_epi32(bits as i32)) }
-    }
-
-    #[inline(always)]
-    fn differ(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm512_xor_si512(self, other) }
-    }
-
-    #[inline(always)]
-    fn plus(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { _mm512_add_epi32(self, other) }
-    }
-
-    #[inline(always)]
-    fn look_up<const P: usize, const N: usize>(self, table: &[[u32; P]; N], part: usize) -> Self {
-        const { assert!(N.is_power_of_two() && (P == 1 || P == 2)) };
-        assert!(part < P);
-        let at = self.and(N as u32 - 1).left(P as u32 - 1);
-        let from = table.as_flattened()[part..].as_ptr().cast();
-        // SAFETY: as above; `P w + part` is below `P N` for every `w` below `N`.
+    unsafe fn gather(from: *const i32, at: Integers) -> Integers {
+        // SAFETY: this code is inlined into functions compiled for the set only.
         unsafe { _mm512_i32gather_epi32::<4>(at, from) }
     }
 
+    /// The sums of both vectors and of their halves.
     #[inline(always)]
-    fn look_up_bytes(self, table: &[i8; 16]) -> Self {
-        // SAFETY: as above; any bytes are a vector.
+    fn eight(acc: [Floats; 2]) -> __m256 {
+        // SAFETY: this code is inlined into functions compiled for the set only.
         unsafe {
-            let table = transmute::<[i8; 16], __m128i>(*table);
-            _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), self)
+            let sum = add_ps(acc[0], acc[1]);
+            let low = _mm512_castps512_ps256(sum);
+            _mm256_add_ps(low, _mm512_extractf32x8_ps::<1>(sum))
         }
     }
-}
-
-#[inline(always)]
-fn words_512(words: [Word; 16]) -> __m512i {
-    // SAFETY: any bits are a vector.
-    unsafe { transmute(words) }
-}
-
-/// The 16-bit integers of the even and of the odd bytes.
-#[inline(always)]
-fn pairs_512(bytes: __m512i) -> (__m512i, __m512i) {
-    // SAFETY: this code is inlined into functions compiled for AVX-512 only.
-    unsafe {
-        (
-            _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes)),
-            _mm512_srai_epi16::<8>(bytes),
-        )
-    }
-}
-
-/// Of each 128 bits: element `i` of all four.
-#[inline(always)]
-fn transposed_512(r: [__m512i; 4]) -> [__m512i; 4] {
-    // SAFETY: as above.
-    unsafe {
-        let (a, b) = (
-            _mm512_unpacklo_epi32(r[0], r[1]),
-            _mm512_unpackhi_epi32(r[0], r[1]),
-        );
-        let (c, d) = (
-            _mm512_unpacklo_epi32(r[2], r[3]),
-            _mm512_unpackhi_epi32(r[2], r[3]),
-        );
-        [
-            _mm512_unpacklo_epi64(a, c),
-            _mm512_unpackhi_epi64(a, c),
-            _mm512_unpacklo_epi64(b, d),
-            _mm512_unpackhi_epi64(b, d),
-        ]
-    }
-}
-
-/// Sixteen floats a register; `VNNI`: with multiply-adds of bytes in one instruction.
-pub struct Avx512<const VNNI: bool>;
-
-impl<const VNNI: bool> Arithmetic for Avx512<VNNI> {
-    #[inline(always)]
-    fn half(bits: u16) -> f32 {
-        half(bits)
-    }
 
     #[inline(always)]
-    fn multiply_add(a: f32, b: f32, c: f32) -> f32 {
-        a.mul_add(b, c)
-    }
-}
-
-impl<const VNNI: bool> Isa for Avx512<VNNI> {
-    type Vector = __m512;
-    type Acc = [__m512; 2];
-    const STRIPS: usize = 2;
-    // Of 32 registers: 24 accumulators, 6 of x, 1 of w.
-    const COLUMNS: usize = 6;
-    // 18 or 12 accumulators, 6 chains, 1 or 2 of w.
-    const INT_COLUMNS: usize = 6;
-
-    #[inline(always)]
-    fn zeros() -> Self::Acc {
-        // SAFETY: this code is inlined into functions compiled for AVX-512 only.
-        unsafe { [_mm512_setzero_ps(); 2] }
-    }
-
-    #[inline(always)]
-    fn splat(x: f32) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_set1_ps(x) }
-    }
-
-    #[inline(always)]
-    fn load(group: &Group, strip: usize) -> __m512 {
-        // SAFETY: any bits are a vector.
-        unsafe { transmute::<[f32; 16], __m512>(group.as_chunks().0[strip]) }
-    }
-
-    #[inline(always)]
-    fn store(vector: __m512, group: &mut Group, strip: usize) {
-        // SAFETY: any bits are floats.
-        group.as_chunks_mut().0[strip] = unsafe { transmute::<__m512, [f32; 16]>(vector) };
-    }
-
-    #[inline(always)]
-    fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_fmadd_ps(a, b, c) }
-    }
-
-    #[inline(always)]
-    fn add(a: __m512, b: __m512) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_add_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn multiply(a: __m512, b: __m512) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_mul_ps(a, b) }
-    }
-
-    #[inline(always)]
-    fn negated_product(a: __m512, b: __m512) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_xor_ps(_mm512_mul_ps(a, b), _mm512_set1_ps(-0.0)) }
-    }
-
-    #[inline(always)]
-    fn fold(acc: Self::Acc) -> f32 {
-        // SAFETY: as above; any bits are floats.
-        let out = unsafe {
-            let sum = _mm512_add_ps(acc[0], acc[1]);
-            let low = _mm512_castps512_ps256(sum);
-            let high = _mm512_extractf32x8_ps::<1>(sum);
-            transmute::<__m256, [f32; 8]>(_mm256_add_ps(low, high))
-        };
-        fold_8(out)
-    }
-
-    #[inline(always)]
-    fn prefetch(bytes: &[u8]) {
-        prefetch(bytes);
-    }
-
-    type Words = __m512i;
-    // Of bytes `a`, `b`, `c`; of 16 bits `hi`, `lo`.
-    type Sums = [__m512i; 3];
-
-    #[inline(always)]
-    fn no_words() -> __m512i {
-        // SAFETY: as above.
-        unsafe { _mm512_setzero_si512() }
-    }
-
-    #[inline(always)]
-    fn words(group: &[Word; LANES], strip: usize) -> __m512i {
-        words_512(group.as_chunks().0[strip])
-    }
-
-    #[inline(always)]
-    fn store_words(words: __m512i, group: &mut [Word; LANES], strip: usize) {
-        // SAFETY: any bits are words.
-        group.as_chunks_mut().0[strip] = unsafe { transmute::<__m512i, [Word; 16]>(words) };
-    }
-
-    #[inline(always)]
-    fn word(word: Word) -> __m512i {
-        // SAFETY: as above.
-        unsafe { _mm512_set1_epi32(word as i32) }
-    }
-
-    #[inline(always)]
-    fn dot_pairs(a: __m512i, b: __m512i, acc: __m512i) -> __m512i {
-        // SAFETY: as above, and only for processors with VNNI where the flag is set.
+    fn dot_pairs<const VNNI: bool>(acc: Integers, a: Integers, b: Integers) -> Integers {
+        // SAFETY: this code is inlined into functions compiled for the set only.
         unsafe {
-            if VNNI {
-                _mm512_dpwssd_epi32(acc, a, b)
-            } else {
-                _mm512_add_epi32(acc, _mm512_madd_epi16(a, b))
+            match VNNI {
+                true => _mm512_dpwssd_epi32(acc, a, b),
+                false => add_epi32(acc, _mm512_madd_epi16(a, b)),
             }
         }
     }
 
     #[inline(always)]
-    fn floats(integers: __m512i) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_cvtepi32_ps(integers) }
-    }
-
-    #[inline(always)]
-    fn halves(words: __m512i) -> __m512 {
-        // SAFETY: as above.
+    fn halves(words: Integers) -> Floats {
+        // SAFETY: this code is inlined into functions compiled for the set only.
         unsafe { _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words)) }
     }
 
     #[inline(always)]
-    fn bits(words: __m512i) -> __m512 {
-        // SAFETY: as above.
-        unsafe { _mm512_castsi512_ps(words) }
-    }
-
-    #[inline(always)]
-    fn bytes(words: __m512i, i: usize) -> __m512 {
-        // SAFETY: as above.
+    fn every_fourth(load: impl Fn(usize) -> __m128i) -> Integers {
+        // SAFETY: this code is inlined into functions compiled for the set only.
         unsafe {
-            let top = _mm512_sllv_epi32(words, _mm512_set1_epi32(24 - 8 * i as i32));
-            _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))
+            let two = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(load(0)), load(1));
+            _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(two, load(2)), load(3))
         }
     }
 
-    #[inline(always)]
-    fn limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
-        if VNNI {
-            biased_limbs(x, out);
-        } else {
-            pair_limbs(x, out);
-        }
-    }
-
-    #[inline(always)]
-    fn interleave(bytes: &[u8], stride: usize, out: &mut [[__m512i; 4]]) {
-        assert!(15 * stride + 16 * out.len() <= bytes.len());
-        for (i, out) in out.iter_mut().enumerate() {
-            // SAFETY: as above; the assertion says that every load is of 16 of the bytes.
-            unsafe {
-                let at = bytes.as_ptr().add(16 * i);
-                let load = |row: usize| _mm_loadu_si128(at.add(row * stride).cast());
-                let mut r = [_mm512_setzero_si512(); 4];
-                for (k, r) in r.iter_mut().enumerate() {
-                    let first = _mm512_castsi128_si512(load(k));
-                    let two = _mm512_inserti32x4::<1>(first, load(k + 4));
-                    let three = _mm512_inserti32x4::<2>(two, load(k + 8));
-                    *r = _mm512_inserti32x4::<3>(three, load(k + 12));
-                }
-                *out = transposed_512(r);
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn weights(q: __m512i) -> __m512i {
-        if VNNI {
-            q.xor(four(BIAS as u8))
-        } else {
-            q
-        }
-    }
-
-    #[inline(always)]
-    fn start(starts: &[i32; 3]) -> Self::Sums {
-        // SAFETY: as above.
-        unsafe {
-            if VNNI {
-                [
-                    _mm512_set1_epi32(starts[0]),
-                    _mm512_set1_epi32(starts[1]),
-                    _mm512_set1_epi32(starts[2]),
-                ]
-            } else {
-                [_mm512_setzero_si512(); 3]
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn dot(q: __m512i, x: &[Word; 4], [a, b, c]: Self::Sums) -> Self::Sums {
-        if VNNI {
-            // SAFETY: as above, and only for processors with VNNI where the flag is set.
-            unsafe {
-                [
-                    _mm512_dpbusd_epi32(a, q, Self::word(x[0])),
-                    _mm512_dpbusd_epi32(b, q, Self::word(x[1])),
-                    _mm512_dpbusd_epi32(c, q, Self::word(x[2])),
-                ]
-            }
-        } else {
-            let (even, odd) = pairs_512(q);
-            let hi = Self::dot_pairs(even, Self::word(x[0]), a);
-            let lo = Self::dot_pairs(even, Self::word(x[2]), b);
-            [
-                Self::dot_pairs(odd, Self::word(x[1]), hi),
-                Self::dot_pairs(odd, Self::word(x[3]), lo),
-                c,
-            ]
-        }
-    }
-
-    #[inline(always)]
-    fn dot_carry(q: __m512i, x: &[Word; 4], [a, b, c]: Self::Sums) -> Self::Sums {
-        if VNNI {
-            // SAFETY: as in `dot`.
-            let a = unsafe { _mm512_dpbusd_epi32(a, q, Self::word(x[3])) };
-            [a, b, c]
-        } else {
-            [a, b, c]
-        }
-    }
-
-    #[inline(always)]
-    fn rounded([a, b, c]: Self::Sums, is_narrow: bool) -> __m512 {
-        // SAFETY: as above.
-        unsafe {
-            let (high, low, unit) = if VNNI {
-                let low = _mm512_add_epi32(_mm512_slli_epi32::<8>(b), c);
-                if is_narrow {
-                    (a, low, 65536.0)
-                } else {
-                    let high = _mm512_slli_epi32::<4>(a);
-                    let high = _mm512_add_epi32(high, _mm512_srai_epi32::<12>(low));
-                    let low = _mm512_and_si512(low, _mm512_set1_epi32(4095));
-                    (high, low, 4096.0)
-                }
-            } else {
-                (a, b, 4096.0)
-            };
-            let (high, low) = (_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
-            _mm512_fmadd_ps(high, _mm512_set1_ps(unit), low)
-        }
-    }
+    set!(Avx512, 16, 2);
 }
+
+pub use avx2::Avx2;
+pub use avx512::Avx512;

@@ -147,7 +147,7 @@ impl Graph {
     /// Queues one replay.
     pub fn replay(&self, stream: &Stream) -> Result<()> {
         self.context.bind()?;
-        // SAFETY: both handles are live; the launches keep modules alive, whoever owns the graph
+        // SAFETY: both handles are live; the launches keep modules alive, whatever owns the graph
         // its buffers.
         check("cuGraphLaunch", unsafe {
             sys::cuGraphLaunch(self.exec, stream.handle)

@@ -1,4 +1,4 @@
-//! More sequences than there are pages for: some step aside, none loses a bit.
+//! More sequences than there are pages for: some are preempted, none changes a bit.
 use proptest::prelude::*;
 
 use super::prefixes::{prompt, Writes};
@@ -46,7 +46,7 @@ fn until(engine: &Engine, enough: impl Fn(&Stats) -> bool) {
 }
 
 #[test]
-fn sequences_that_step_aside_equal_their_solo_runs() {
+fn preempted_sequences_equal_their_solo_runs() {
     let engines = [
         tight(3, CONTEXT_PAGES, 99, Faults::default()),
         tight(8, CONTEXT_PAGES + 2, 99, Faults::default()),
@@ -67,7 +67,7 @@ fn sequences_that_step_aside_equal_their_solo_runs() {
         each_equals_its_solo_run(&engines[which], &asked);
     });
     let counts: Vec<u64> = engines.iter().map(preemptions).collect();
-    assert!(counts.iter().all(|n| *n > 0), "{counts:?} stepped aside");
+    assert!(counts.iter().all(|n| *n > 0), "{counts:?} were preempted");
 }
 
 fn ended(ticket: &Ticket<Piece>) -> Instant {
@@ -76,7 +76,7 @@ fn ended(ticket: &Ticket<Piece>) -> Instant {
 }
 
 #[test]
-fn whoever_came_last_or_has_the_lower_priority_steps_aside() {
+fn the_last_in_line_or_of_the_lower_priority_is_preempted() {
     // Each takes three pages in the end, and there are four.
     for (priority, first_ends_first) in [(0, true), (-3, true), (3, false)] {
         let engine = tight(2, CONTEXT_PAGES, 9, Faults::default());
@@ -92,7 +92,7 @@ fn whoever_came_last_or_has_the_lower_priority_steps_aside() {
 }
 
 #[test]
-fn who_is_cancelled_or_closed_while_aside_leaves_nothing() {
+fn cancelling_or_closing_a_preempted_sequence_leaves_nothing() {
     let faults = Faults {
         delay: Duration::from_millis(2),
         ..Faults::default()
@@ -101,7 +101,7 @@ fn who_is_cancelled_or_closed_while_aside_leaves_nothing() {
     for by_dropping in [false, true] {
         let first = submit(&engine, &one(7, 60, 130, 0));
         let second = submit(&engine, &one(11, 60, 130, 0));
-        until(&engine, |now| now.pages_aside > 0);
+        until(&engine, |now| now.pages_swapped_out > 0);
         match by_dropping {
             true => drop(second),
             false => {
@@ -113,7 +113,7 @@ fn who_is_cancelled_or_closed_while_aside_leaves_nothing() {
         until(&engine, |_| is_empty(&engine));
     }
     let tickets = [7, 11].map(|first| submit(&engine, &one(first, 60, 130, 0)));
-    until(&engine, |now| now.pages_aside > 0);
+    until(&engine, |now| now.pages_swapped_out > 0);
     engine.close();
     for ticket in tickets {
         let error = finish(&ticket).unwrap_err();
@@ -122,7 +122,7 @@ fn who_is_cancelled_or_closed_while_aside_leaves_nothing() {
 }
 
 #[test]
-fn a_step_that_fails_spares_who_is_aside() {
+fn a_step_that_fails_spares_preempted_sequences() {
     let faults = Faults {
         error_at: Some(100),
         ..Faults::default()
@@ -139,7 +139,7 @@ fn a_step_that_fails_spares_who_is_aside() {
 }
 
 #[test]
-fn without_memory_of_the_host_nobody_is_let_in_who_may_have_to_step_aside() {
+fn without_host_memory_no_request_is_admitted_that_might_be_preempted() {
     let engine = tight(8, CONTEXT_PAGES, 0, Faults::default());
     let tickets: Vec<_> = (3..11)
         .map(|first| submit(&engine, &one(first * 2 + 1, 60, 130, 0)))
@@ -230,7 +230,7 @@ fn check(backend: &Writes, r: &Running) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Whichever pages go aside and come back in whatever order: each sequence reads what it wrote,
+    /// Whichever pages are swapped out and in, in any order: each sequence reads what it wrote,
     /// nobody writes what another reads, and in the end everything is free.
     #[test]
     fn pages_come_back_as_they_were(steps in prop::collection::vec(step(), 1..80)) {

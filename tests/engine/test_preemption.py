@@ -1,4 +1,4 @@
-"""More sequences than there is memory for: some step aside, and none loses or repeats a token."""
+"""More sequences than there is memory for: some are preempted, none loses or repeats a token."""
 
 from __future__ import annotations
 
@@ -98,7 +98,10 @@ def test_each_sequence_equals_its_solo_run(both: tuple[LLM, LLM], requests: list
     for (prompt, options, _), tokens, request in zip(asked, found, requests, strict=True):
         expected = list(alone.generate(prompt, **options).token_ids)
         assert tokens == (expected if request[5] is None else expected[: len(tokens)])
-    until(llm, lambda now: now.running + now.aside + now.pages_aside + now.pages.sequences == 0)
+    until(
+        llm,
+        lambda now: now.running + now.preempted + now.pages_swapped_out + now.pages.sequences == 0,
+    )
 
 
 def until(llm: LLM, enough: Callable[[Any], bool]) -> None:
@@ -120,7 +123,7 @@ def test_streams_pause_and_the_count_says_so(model: Path) -> None:
         assert now.prompt_tokens == 240 and now.generated_tokens == 600
         text = Metrics().text(Models({"m": llm}, max_queue=9).all())
         assert f'onegraph:preemptions_total{{model_name="m"}} {now.preemptions}\n' in text
-        assert 'onegraph:pages_aside{model_name="m"} 0\n' in text
+        assert 'onegraph:pages_swapped_out{model_name="m"} 0\n' in text
         alone = [llm.generate(prompt, **options) for prompt in prompts]
     assert [r.token_ids for r in together] == [r.token_ids for r in alone]
 

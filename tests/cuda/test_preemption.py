@@ -1,4 +1,4 @@
-"""Sequences that step aside on a card: the same graphs, the same bits, no eager step."""
+"""Sequences that are preempted on a card: the same graphs, the same bits, no eager step."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ with onegraph.LLM(path, kv_tokens=given["kv_tokens"], max_batch=4, **load) as ll
         for thread in threads: thread.join()
         if llm.stats().preemptions: break
     late = time.monotonic() + 60
-    while (now := llm.stats()).running + now.aside + now.pages.sequences:
+    while (now := llm.stats()).running + now.preempted + now.pages.sequences:
         assert time.monotonic() < late, now
-    out["preemptions"], out["pages_aside"] = now.preemptions, now.pages_aside
+    out["preemptions"], out["pages_swapped_out"] = now.preemptions, now.pages_swapped_out
     out["eager"], out["graphs"] = now.graphs.eager, len(now.graphs.captured)
     out["sizes"] = len(now.graphs.batch_sizes)
 with onegraph.LLM(path, max_batch=1, prefix_cache=False, **load) as alone:
@@ -60,22 +60,22 @@ with onegraph.LLM(path, max_batch=1, prefix_cache=False, **load) as alone:
 def crowd(on_card: Any, **given: Any) -> None:
     found = on_card("import threading, time\n" + CROWD, **given)
     assert all(found["same"]), found
-    assert found["preemptions"] > 0 and found["pages_aside"] == 0
+    assert found["preemptions"] > 0 and found["pages_swapped_out"] == 0
     assert found["eager"] == 0
     if not given["drafts"]:
         assert found["graphs"] <= found["sizes"]
 
 
 @pytest.mark.parametrize("kv_type", ["i16", "q8_0"])
-def test_sequences_step_aside_and_come_back(on_card: Any, kv_type: str) -> None:
+def test_sequences_are_preempted_and_resume(on_card: Any, kv_type: str) -> None:
     crowd(on_card, kv_type=kv_type, seed=1, drafts=0, n=6, kv_tokens=256)
 
 
-def test_drafts_take_no_page_from_anybody(on_card: Any) -> None:
+def test_drafts_preempt_no_sequence(on_card: Any) -> None:
     crowd(on_card, kv_type="i16", seed=7, drafts=8, n=6, kv_tokens=256)
 
 
-def test_states_stay_with_who_steps_aside(on_card: Any, tmp_path: Path) -> None:
+def test_preempted_sequences_keep_their_states(on_card: Any, tmp_path: Path) -> None:
     path = tmp_path / "hybrid.gguf"
     synth.write(path, few_layers(shapes.find("tiny-qwen35")), "Q4_K_M")
     crowd(on_card, kv_type="i16", seed=3, drafts=0, n=2, kv_tokens=192, path=path)

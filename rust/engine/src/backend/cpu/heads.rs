@@ -1,0 +1,59 @@
+//! One attention op: what each row of a batch sees, and the share of one KV head.
+
+use std::ops::Range;
+
+use super::kv::KvCache;
+use super::simd::Level;
+use crate::backend::{Batch, PAGE_TOKENS};
+
+/// One attention op on the rows of a batch.
+pub struct Attention<'a> {
+    pub kv: &'a KvCache,
+    /// `[rows, n_head * head_dim]`.
+    pub q: &'a [f32],
+    pub layer: usize,
+    pub n_head: usize,
+    pub scale: f32,
+    /// Tokens that a row sees, where these are not all.
+    pub window: Option<usize>,
+    /// `[n_head]`, where there are any.
+    pub sinks: Option<&'a [f32]>,
+    pub batch: &'a Batch<'a>,
+}
+
+/// The query heads of some rows of one sequence that share a KV head.
+pub struct Heads<'a, 'b> {
+    pub op: &'a Attention<'a>,
+    pub level: Level,
+    /// The first of the rows.
+    pub first: usize,
+    /// The KV head.
+    pub head: usize,
+    /// `[group * head_dim]` for each row.
+    pub out: Vec<&'b mut [f32]>,
+}
+
+impl Attention<'_> {
+    /// The tokens that each of `n` rows from `first` on sees. A position past the cache was refused by
+    /// the scatter; here it must only not be read.
+    pub fn seen(&self, first: usize, n: usize) -> Vec<Range<usize>> {
+        let of_row = |p: &u32| {
+            let end = (*p as usize).saturating_add(1).min(self.kv.n_ctx());
+            end.saturating_sub(self.window.unwrap_or(end))..end
+        };
+        let positions = &self.batch.positions[first..][..n];
+        positions.iter().map(of_row).collect()
+    }
+
+    /// The sink of query head `g` of those that share a KV head.
+    pub fn sink(&self, head: usize, group: usize, g: usize) -> Option<f32> {
+        Some(self.sinks?[head * group + g])
+    }
+
+    /// The pages that rows look at which see these tokens.
+    pub fn pages(seen: &[Range<usize>]) -> Range<usize> {
+        let first = seen.iter().map(|tokens| tokens.start).min().unwrap_or(0);
+        let end = seen.iter().map(|tokens| tokens.end).max().unwrap_or(0);
+        first / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)
+    }
+}
