@@ -335,6 +335,7 @@ def _only_text(fields: Fields) -> None:
         fields.absent(key, UNREADABLE)
     fields.absent("template", "the model's own is used")
     fields.absent("suffix", "what stands behind a gap is not read here")
+    fields.flag("truncate")  # nothing is cut here, whatever it says
 
 
 def _variables(fields: Fields) -> dict[str, Any] | None:
@@ -405,15 +406,15 @@ def _chat(service: Service, fields: Fields) -> Asked | _Presence:
 def _generate(service: Service, fields: Fields) -> Asked | _Presence:
     model = _kept(named(service, fields), fields)
     _only_text(fields)
-    fields.absent("context", "send the conversation to /api/chat")
     head = _Head(model, "response")
+    before = fields.integers("context", "must be the id of a token") or []
     prompt, system = fields.text("prompt"), fields.text("system")
     chosen, names = _chosen(service, fields)
     if not prompt:
         return _presence(model, head, fields)
     variables = _variables(fields)
 
-    raw = fields.flag("raw")
+    head.with_context = not (raw := fields.flag("raw"))
     # It is whoever sent it that spells the template here, all of it.
     plain = conversation.prompt(prompt, chosen, parse_special=True)
     messages = [{"role": "system", "content": system}] if system else []
@@ -421,7 +422,8 @@ def _generate(service: Service, fields: Fields) -> Asked | _Presence:
     chat = conversation.chat(messages, chosen, variables=variables)
 
     def job(llm: LLM) -> Job:
-        return (plain if raw or llm.chat_template is None else chat).job(llm)
+        made = (plain if raw or llm.chat_template is None else chat).job(llm)
+        return _behind(llm, before, made) if before else made
 
     prepare = conversation.Prepare(job, raw and plain.is_quick, plain.compiles)
     return _asked(model, head, fields, prepare, names)
@@ -442,7 +444,9 @@ def _asked(
                 400, f'"{model.name}" does not support thinking; leave `think` out', field="think"
             )
         made = prepare.job(llm)
-        return made if n_ctx is None else _within(made, n_ctx)
+        made = made if n_ctx is None else _within(made, n_ctx)
+        head.read = made.asks[0].ids
+        return made
 
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
         (events,) = outputs
@@ -452,11 +456,26 @@ def _asked(
             thinking=whole.reasoning,
             calls=whole.calls,
             logprobs=whole.logprobs,
-            **_ending(whole.result),
+            **head.ending(whole.result),
         )
 
     writers = [Writer(head)] if fields.flag("stream", True) else []
     return Asked(model, replace(prepare, job=job), writers, document, names)
+
+
+def _behind(llm: LLM, before: list[int], job: Job) -> Job:
+    """Behind the tokens of an answer before, with the prompt that it was to."""
+    size = llm.tokenizer.n_vocab
+    for i, token in enumerate(before):
+        if not 0 <= token < size:
+            raise wrong(f"context[{i}]", token, f"must be from 0 to {size - 1}")
+    (ask,) = job.asks
+    # What begins a text begins no turn; where it is the same token, each turn has it.
+    bos = llm.tokenizer.bos_id
+    begins = ask.ids[:1] == [bos] and ask.ids.count(bos) == 1
+    ids = [*before, *ask.ids[begins:]]
+    llm._engine.check_room(len(ids))
+    return replace(job, asks=[replace(ask, ids=ids)])
 
 
 def _within(job: Job, n_ctx: int) -> Job:
@@ -479,6 +498,9 @@ class _Head:
     def __init__(self, model: Model, kind: str) -> None:
         self._model = _tagged(model.name)
         self._kind = kind
+        #: The tokens of the prompt, and whether the end has them and the answer's.
+        self.read: list[int] = []
+        self.with_context = False
 
     def __call__(
         self,
@@ -506,6 +528,14 @@ class _Head:
             "done": done,
             **more,
         }
+
+    def ending(self, result: Result) -> dict[str, Any]:
+        """The fields of the end. What the next request goes on from has the end of the turn."""
+        found = _ending(result)
+        if self.with_context:
+            end = [result.stop_reason] if isinstance(result.stop_reason, int) else []
+            found["context"] = [*self.read, *result.token_ids, *end]
+        return found
 
 
 def _written(call: ToolCall) -> dict[str, Any]:
@@ -555,7 +585,7 @@ class Writer:
         if isinstance(event, ToolCallEnded):  # calls are whole here
             return frames.line(self._head("", calls=[event.call]))
         return (
-            frames.line(self._head("", **_ending(event.result)))
+            frames.line(self._head("", **self._head.ending(event.result)))
             if isinstance(event, Finish)
             else b""
         )

@@ -143,6 +143,8 @@ def _only_text(fields: Fields) -> None:
     if fields.integer("best_of") not in (None, 1):
         raise wrong("best_of", fields.get("best_of"), "none is chosen here; send n and choose")
     fields.absent("audio", "models here make text")
+    if fields.integer("min_tokens"):
+        raise wrong("min_tokens", fields.get("min_tokens"), "texts end here where they end")
     if any(kind != "text" for kind in fields.texts("modalities") or []):
         raise wrong("modalities", fields.get("modalities"), 'only ["text"] is made here')
 

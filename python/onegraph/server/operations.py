@@ -60,6 +60,7 @@ def _tokenized(service: Service, fields: Fields) -> Reply:
     texts = [text for name in ("prompt", "content") if (text := fields.text(name)) is not None]
     if len(texts) + chat != 1:
         raise Refused(400, "prompt: send one of `prompt` (or `content`) and `messages`")
+    pieces = fields.flag("with_pieces")
     messages = [dict(each.values) for each in conversation.messages(fields)] if chat else []
 
     def made(llm: LLM) -> dict[str, Any]:
@@ -67,9 +68,20 @@ def _tokenized(service: Service, fields: Fields) -> Reply:
             ids = conversation.tokens(llm, messages)
         else:
             ids = llm._tokens(texts[0], special, MOST_VALUES)
-        return {"tokens": ids, "count": len(ids), "max_model_len": llm.n_ctx}
+        tokens = [_piece(llm, id) for id in ids] if pieces else ids
+        return {"tokens": tokens, "count": len(ids), "max_model_len": llm.n_ctx}
 
     return service.reply(model, made, quick=not chat and len(texts[0]) <= conversation.QUICK)
+
+
+def _piece(llm: LLM, id: int) -> dict[str, Any]:
+    """A token with its text, as llama.cpp's server writes it: what is no UTF-8 by itself as
+    bytes."""
+    said = llm.tokenizer.token_bytes(id) or llm.tokenizer.token_text(id).encode()
+    try:
+        return {"id": id, "piece": said.decode()}
+    except UnicodeDecodeError:
+        return {"id": id, "piece": [*said]}
 
 
 def _detokenized(service: Service, fields: Fields) -> Reply:
