@@ -28,6 +28,7 @@ from onegraph.server.facts import Facts, facts
 from onegraph.server.fields import Fields, wrong
 from onegraph.server.history import Unanswered, called, with_reasoning
 from onegraph.server.models import LATEST, Model
+from onegraph.server.pulling import pull_of
 from onegraph.server.refusals import Refused
 from onegraph.server.sampling import options, salt_of, spelled
 from onegraph.server.service import Service
@@ -57,7 +58,6 @@ NAMES = {
 
 #: What to do in place of what changes files.
 INSTEAD = {
-    "pull": "fetch it with `onegraph pull NAME` and start the server with it",
     "create": "start the server with the path of a .gguf file; options are part of a request",
     "push": "onegraph publishes nothing",
     "copy": "start the server with --alias NAME",
@@ -110,6 +110,9 @@ def routes(service: Service) -> list[Route]:
     async def embeddings(request: Request) -> Response | Vectors:
         return await service.read(request, of_ollama_before)
 
+    async def pull(request: Request) -> ASGIApp:
+        return await service.read(request, pull_of)
+
     def refused(name: str) -> Route:
         async def refuse(request: Request) -> JSONResponse:
             raise Refused(501, f"/api/{name} is not served here: {INSTEAD[name]}")
@@ -124,6 +127,7 @@ def routes(service: Service) -> list[Route]:
         Route("/api/show", show, methods=["POST"]),
         Route("/api/chat", chat, methods=["POST"]),
         Route("/api/generate", generate, methods=["POST"]),
+        Route("/api/pull", pull, methods=["POST"]),
         Route("/api/embed", embed, methods=["POST"]),
         Route("/api/embeddings", embeddings, methods=["POST"]),
         *map(refused, INSTEAD),
