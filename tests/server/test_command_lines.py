@@ -18,11 +18,16 @@ from support.serving import Served, serving
 
 pytestmark = pytest.mark.thorough
 
-#: Shows of tools the names, and of messages the beginning: the programs' are long.
+#: Shows of tools the names, and of messages the beginning: the programs' are long. The answer is
+#: that of the number of results, as a program may begin with answers of its own.
 TEMPLATE = (
-    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
-    + scripted.HERMES[scripted.HERMES.index("{% for m in") :]
-).replace("{{ m.content }}", "{{ m.content[:99] }}")
+    (
+        "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
+        + scripted.HERMES[scripted.HERMES.index("{% for m in") :]
+    )
+    .replace("{{ m.content }}", "{{ m.content[:99] }}")
+    .replace("'equalto', 'assistant'", "'equalto', 'tool'")
+)
 
 #: What the program is told to run, and the file that it makes.
 SHELL, MADE = "echo 42 > made.txt", "made.txt"
@@ -58,6 +63,37 @@ def claude(folder: Path, home: Path, served: Served) -> tuple[list[str], dict[st
     return words, model | dict.fromkeys(quiet, "1") | there
 
 
+def opencode(folder: Path, home: Path, served: Served) -> tuple[list[str], dict[str, str]]:
+    model = {"m": {"name": "m", "limit": {"context": 32768, "output": 4096}}}
+    options = {"baseURL": f"{served.url}/v1", "apiKey": "any"}
+    provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": model}
+    settings = {"provider": {"here": provider}, "share": "disabled", "autoupdate": False}
+    (home / "opencode.json").write_text(json.dumps({**settings, "permission": "allow"}))
+    binary = folder / "node_modules" / "opencode-linux-x64" / "bin" / "opencode"
+    words = [str(binary), "run", "--model", "here/m"]
+    quiet = ["OPENCODE_DISABLE_MODELS_FETCH", "OPENCODE_DISABLE_AUTOUPDATE"]
+    quiet += ["OPENCODE_DISABLE_LSP_DOWNLOAD", "OPENCODE_DISABLE_DEFAULT_PLUGINS"]
+    there = {"OPENCODE_CONFIG": str(home / "opencode.json")}
+    return words, there | dict.fromkeys(quiet, "1")
+
+
+def qwen(folder: Path, home: Path, served: Served) -> tuple[list[str], dict[str, str]]:
+    words = [
+        str(folder / "node_modules" / ".bin" / "qwen"),
+        "--auth-type",
+        "openai",
+        "--yolo",
+        "-p",
+    ]
+    there = {"OPENAI_BASE_URL": f"{served.url}/v1", "OPENAI_API_KEY": "any", "OPENAI_MODEL": "m"}
+    (home / ".qwen").mkdir()
+    quiet = {"usageStatisticsEnabled": False}
+    settings = {"privacy": quiet, "telemetry": {"enabled": False}}
+    (home / ".qwen" / "settings.json").write_text(json.dumps(settings))
+    # It asks a proxy for the loopback too.
+    return words, there | {"HTTP_PROXY": "", "HTTPS_PROXY": ""}
+
+
 Program = Callable[[Path, Path, Served], tuple[list[str], dict[str, str]]]
 
 
@@ -87,6 +123,18 @@ def installed(folder: Path, package: str) -> Path:
             claude,
             "Bash",
             {"command": SHELL, "description": "Makes a file"},
+        ),
+        (
+            "opencode-ai@1.18.33",
+            opencode,
+            "bash",
+            {"command": SHELL, "description": "Makes a file"},
+        ),
+        (
+            "@qwen-code/qwen-code@0.15.10",
+            qwen,
+            "run_shell_command",
+            {"command": SHELL, "description": "Makes a file", "is_background": False},
         ),
     ],
 )
