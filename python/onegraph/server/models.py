@@ -155,7 +155,10 @@ class Models:
 
     def add(self, name: str, path: Path, load: Callable[[], LLM]) -> None:
         """One more, loaded when it is asked for; of a name that is there already that one stays."""
-        self._models.setdefault(name, Model(name, None, self._max_queue, load, path))
+        more = Model(name, None, self._max_queue, load, path)
+        # Another dict: threads that read requests go through the one that was there.
+        if name not in self._models:
+            self._models = {**self._models, name: more}
 
     def all(self) -> list[Model]:
         """All of them, the first one first."""

@@ -476,7 +476,7 @@ def _behind(llm: LLM, before: list[int], job: Job) -> Job:
     (ask,) = job.asks
     # What begins a text begins no turn; where it is the same token, each turn has it.
     bos = llm.tokenizer.bos_id
-    begins = ask.ids[:1] == [bos] and ask.ids.count(bos) == 1
+    begins = bos is not None and ask.ids[:1] == [bos] and ask.ids.count(bos) == 1
     ids = [*before, *ask.ids[begins:]]
     llm._engine.check_room(len(ids))
     return replace(job, asks=[replace(ask, ids=ids)])
