@@ -58,6 +58,7 @@ NAMES = {
 
 #: What to do in place of what changes files.
 INSTEAD = {
+    "pull": "start the server with --allow-pull, or with what `onegraph pull NAME` fetched",
     "create": "start the server with the path of a .gguf file; options are part of a request",
     "push": "onegraph publishes nothing",
     "copy": "start the server with --alias NAME",
@@ -127,9 +128,9 @@ def routes(service: Service) -> list[Route]:
         Route("/api/show", show, methods=["POST"]),
         Route("/api/chat", chat, methods=["POST"]),
         Route("/api/generate", generate, methods=["POST"]),
-        Route("/api/pull", pull, methods=["POST"]),
         Route("/api/embed", embed, methods=["POST"]),
         Route("/api/embeddings", embeddings, methods=["POST"]),
+        *([] if service.load is None else [Route("/api/pull", pull, methods=["POST"])]),
         *map(refused, INSTEAD),
     ]
 

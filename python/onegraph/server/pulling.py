@@ -34,12 +34,7 @@ _WORDS = {"downloading": "pulling", "checking": "verifying sha256 digest", "wait
 
 def pull_of(service: Service, fields: Fields) -> Pull:
     """What a body asks to be fetched. Names of files, and what other programs keep, are none."""
-    if service.load is None:
-        raise Refused(
-            501,
-            "/api/pull is not allowed here: start the server with --allow-pull, or fetch it with "
-            "`onegraph pull NAME` and start the server with it",
-        )
+    assert service.load is not None  # else there is no such endpoint
     field = "model" if "model" in fields else "name"
     fields.needed(field)
     given = (fields.text(field) or "").removesuffix(LATEST)
