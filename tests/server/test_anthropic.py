@@ -75,6 +75,14 @@ def test_instructions_blocks_and_turns_reach_the_template(
     assert made.content[0].text == plain.text  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("content", ["", []])
+def test_an_answer_that_is_begun_with_nothing_is_a_new_one(content: Any, served: Served) -> None:
+    more = {"role": "assistant", "content": content}
+    bodies: list[Any] = [{"max_tokens": 4, "messages": [*SAID, *m]} for m in ([], [more])]
+    plain, found = (served.post("/v1/messages", {**b, "temperature": 0})[1] for b in bodies)
+    assert found["content"] == plain["content"]
+
+
 def test_a_begun_answer_is_gone_on_with(client: anthropic.Anthropic, smol: LLM) -> None:
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
     begun: list[Any] = [

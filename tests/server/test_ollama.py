@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ollama
@@ -10,7 +11,9 @@ from onegraph import LLM
 from onegraph.server.app import build
 from onegraph.server.limits import Limits
 from onegraph.server.models import Models
+from onegraph.server.ollama import _behind
 from onegraph.server.service import Service
+from onegraph.streams import Ask, Job
 from support.serving import Served, serving, until
 
 SAID = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -226,7 +229,7 @@ def test_a_wrong_field_is_named(field: str, wrong: Any, served: Served) -> None:
     assert body["error"].startswith(field)
 
 
-@pytest.mark.parametrize("field", ["images", "videos", "context", "suffix", "template"])
+@pytest.mark.parametrize("field", ["images", "videos", "suffix", "template"])
 def test_what_generate_does_not_do_is_named(field: str, served: Served) -> None:
     status, body = served.post("/api/generate", {"prompt": "tea", field: ["x"]})
     assert status == 400 and body["error"].startswith(f"{field}: ")
@@ -276,6 +279,60 @@ def test_logprobs_are_the_engines(client: ollama.Client, smol: LLM, stream: bool
     assert [[t.token for t in each.top_logprobs or []] for each in found] == [
         [t.text for t in each.top] for each in plain.logprobs
     ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_context_is_gone_on_from(client: ollama.Client, smol: LLM, stream: bool) -> None:
+    """A turn whose answer came to its end, then one more: nothing is read again."""
+    asked: Any = {"system": "Be brief.", "format": {"enum": ["tea"]}, "options": GREEDY}
+    made = client.generate("smollm2", "A drink?", stream=stream, **asked)
+    last = [*made][-1] if stream else made
+    said = [{"role": "user", "content": "A drink?"}, {"role": "assistant", "content": '"tea"'}]
+    whole = smol._rendered([{"role": "system", "content": "Be brief."}, *said], None, False, None)
+    ids = smol.tokenize(whole, parse_special=True)
+    assert last.context is not None and last.context == ids[: len(last.context)]
+    again: Any = client.generate(
+        "smollm2", "Hot?", context=last.context, system="Yes.", options=GREEDY
+    )
+    turn = [{"role": "system", "content": "Yes."}, {"role": "user", "content": "Hot?"}]
+    more = smol.tokenize(smol._rendered(turn, None, False, None), parse_special=True)
+    plain = smol.generate([*last.context, *more], temperature=0.0, max_tokens=12)
+    assert (again.response, again.prompt_eval_count) == (plain.text, plain.usage.prompt_tokens)
+    assert client.generate("smollm2", "tea", raw=True, options=GREEDY).context is None
+
+
+def test_a_text_begins_once() -> None:
+    """The token that begins texts stands in front of no later turn, unless turns begin with it."""
+    tokenizer = SimpleNamespace(n_vocab=9, bos_id=1)
+    model: Any = SimpleNamespace(tokenizer=tokenizer, _engine=SimpleNamespace(check_room=id))
+    for given, left in (([1, 5], [5]), ([1, 5, 1], [1, 5, 1]), ([5], [5])):
+        job = Job([Ask(given, {}, "prompt", "", is_chat=True)], False, None)
+        assert _behind(model, [1, 2], job).asks[0].ids == [1, 2, *left]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([1, "a"], "context[1] = 'a': must be the id of a token"),
+        ([1, 2**70], "context[1] = 1180591620717411303424: must be from 0 to 511"),
+        ([-1], "context[0] = -1: must be from 0 to 511"),
+        ([1] * 600, "the prompt has 6"),
+        ("tea", "context = 'tea': must be a list"),
+    ],
+)
+def test_a_wrong_context_is_named(served: Served, given: Any, said: str) -> None:
+    status, body = served.post("/api/generate", {"prompt": "tea", "context": given})
+    assert status == 400 and said in body["error"], body
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_a_prompt_is_never_cut(served: Served, truncate: bool) -> None:
+    body = {"prompt": "x" * 9000, "messages": [{"role": "user", "content": "x" * 9000}]}
+    for path in ("chat", "generate"):
+        status, said = served.post(f"/api/{path}", {**body, "truncate": truncate})
+        assert status == 400 and "the context holds 512" in said["error"]
+        status, said = served.post(f"/api/{path}", {**body, "truncate": "yes"})
+        assert status == 400 and said["error"].startswith("truncate = 'yes': must be")
 
 
 def test_nobody_is_signed_in(served: Served) -> None:

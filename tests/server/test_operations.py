@@ -131,6 +131,19 @@ def test_text_to_tokens_and_back(served: Served, llm: LLM) -> None:
         assert (status, body) == (200, {"tokens": ids, "count": len(ids), "max_model_len": 512})
     plain = served.post("/tokenize", {"prompt": "tea", "add_special": False})[1]["tokens"]
     assert plain == llm.tokenize("tea", add_special=False)
+    text = "te\u00e9\u2603"  # no token of the model has these
+    _, body = served.post("/tokenize", {"content": text, "add_special": False, "with_pieces": True})
+    said = [each["piece"] for each in body["tokens"]]
+    assert b"".join(p.encode() if isinstance(p, str) else bytes(p) for p in said).decode() == text
+    assert {type(piece) for piece in said} == {str, list}
+    assert [each["id"] for each in body["tokens"]] == llm.tokenize(text, add_special=False)
+    status, told = served.get("/tokenizer_info")
+    assert status == 200 and told["chat_template"] == llm.chat_template.source
+    for name, id in (("bos_token", llm.tokenizer.bos_id), ("eos_token", llm.tokenizer.eos_id)):
+        asked = {"prompt": told[name], "add_special_tokens": False}
+        assert served.post("/tokenize", asked)[1]["tokens"] == [id]
+        asked["prompt"] += "x"
+        assert served.post("/tokenize", asked)[1]["tokens"] != [id]
     status, body = served.post("/detokenize", {"tokens": ids})
     assert status == 200 and body["content"] == body["prompt"] == llm.detokenize(ids)
     said = [{"role": "user", "content": "tea"}]

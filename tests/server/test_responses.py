@@ -61,6 +61,28 @@ def test_a_stream_is_the_same_in_pieces(client: openai.OpenAI, smol: LLM) -> Non
             pass
 
 
+def test_logprobs_are_the_engines(client: openai.OpenAI, smol: LLM) -> None:
+    plain = smol.chat(
+        [{"role": "user", "content": SAID}], temperature=0.0, max_tokens=12, logprobs=2
+    )
+    assert plain.logprobs is not None
+    expected = [(each.text, each.logprob, [t.text for t in each.top]) for each in plain.logprobs]
+
+    def found(told: Any) -> list[Any]:
+        return [(t.token, t.logprob, [b.token for b in t.top_logprobs or []]) for t in told]
+
+    asked: Any = {"input": SAID, "top_logprobs": 2, **GREEDY}
+    made = client.responses.create(include=["message.output_text.logprobs"], **asked)
+    assert found(made.output[0].content[0].logprobs) == expected  # type: ignore[union-attr]
+    told = list(client.responses.create(stream=True, **asked))
+    deltas = [event for event in told if event.type == "response.output_text.delta"]
+    assert found(each for delta in deltas for each in delta.logprobs) == expected
+    (done,) = (event for event in told if event.type == "response.output_text.done")
+    assert found(done.logprobs) == expected
+    (part,) = (event.part for event in told if event.type == "response.content_part.done")
+    assert found(part.logprobs) == expected  # type: ignore[union-attr]
+
+
 def test_an_input_of_items_is_a_conversation(client: openai.OpenAI, smol: LLM) -> None:
     plain = smol.chat(
         [
@@ -124,6 +146,7 @@ GBNF = {"type": "grammar", "syntax": "gbnf", "definition": "root ::= x"}
         ("text.format.type", {"format": {"type": "xml", "name": "x", "schema": {}}}),
         ("text.format.schema", {"format": {"type": "json_schema", "name": "x"}}),
         ("previous_response_id", "resp_1"),
+        ("top_logprobs", 21),
         ("background", True),
         ("max_output_tokens", -1),
         ("temperature", "x"),

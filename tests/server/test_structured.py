@@ -216,3 +216,42 @@ def test_a_choice_that_is_none_is_refused(adder: Scripted, choice: Any, said: st
         "/v1/chat/completions", {"messages": ASKED, "tools": [ADD], "tool_choice": choice}
     )
     assert status == 400 and said in found["error"]["message"]
+
+
+CHOICE = {"type": "json_schema", "schema": {"enum": ["tea"]}}
+ENUM = {"name": "drink", "schema": CHOICE["schema"]}
+CALL = {"tools": [ADD], "tool_choice": "required"}
+THOUGHT = "<think>\n\n</think>"
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"response_format": {"type": "json_schema", "json_schema": ENUM}}),
+        ("/v1/chat/completions", {"guided_choice": ['"tea"'], "tools": [ADD]}),
+        ("/v1/chat/completions", {**CALL, "parallel_tool_calls": False}),
+        ("/v1/responses", {"text": {"format": {**CHOICE, "name": "drink"}}}),
+        ("/v1/messages", {"output_config": {"format": CHOICE}}),
+        ("/api/chat", {"format": CHOICE["schema"], "stream": False}),
+    ],
+)
+def test_a_form_binds_from_the_first_token_behind_reasoning_that_the_prompt_closed(
+    tmp_path: Path, path: str, asked: dict[str, Any]
+) -> None:
+    """The model itself would think again."""
+    template = scripted.HERMES.split("<|turn")[0] + THOUGHT + "{% endif %}"
+    scripted.write(
+        tmp_path / "again.gguf",
+        ["<think>hm"],
+        template=template,
+        begins=["</think>"],
+        markers=["<think>"],
+    )
+    said = {"input" if path == "/v1/responses" else "messages": ASKED, "temperature": 0}
+    with LLM(tmp_path / "again.gguf", device="cpu") as llm, serving(asgi(llm)) as served:
+        status, found = served.post(path, {**said, "max_tokens": 90, **asked})
+        assert status == 200, found
+        assert "hm" not in json.dumps(found)
+        free = {"messages": ASKED, "max_tokens": 90, "temperature": 0}
+        _, found = served.post("/v1/chat/completions", free)
+        assert found["choices"][0]["message"]["reasoning_content"] == "hm"

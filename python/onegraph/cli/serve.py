@@ -29,6 +29,9 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-\d{5}")
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Serve each .gguf file of this folder too, loaded when it is asked for.",
 )
+@click.option(
+    "--allow-pull", is_flag=True, help="Let requests have models fetched, kept and served."
+)
 @click.option("--alias", multiple=True, help="Another name of the first MODEL. May be repeated.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -104,6 +107,7 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-\d{5}")
 def command(
     models: tuple[str, ...],
     models_dir: Path | None,
+    allow_pull: bool,
     alias: tuple[str, ...],
     host: str,
     port: int | None,
@@ -166,7 +170,9 @@ def command(
         if not loaded and not folder:
             raise click.UsageError(f"--models-dir {models_dir} holds no .gguf file")
         service = Service(
-            Models(loaded, max_queue=limits.max_queue, folder=folder, aliases=alias), limits
+            Models(loaded, max_queue=limits.max_queue, folder=folder, aliases=alias),
+            limits,
+            load=functools.partial(LLM, **chosen) if allow_pull else None,
         )
         app = build(
             service,

@@ -165,7 +165,7 @@ class Answer:
             outputs = [list(Reading().whole(result)) for result in results]
             return frames.encoded(self._document(outputs))
 
-        n = sum(result.usage.completion_tokens for result in results)
+        n = sum(len(each.token_ids) + len(each.prompt_logprobs or []) for each in results)
         body = written() if n <= WRITTEN else await work.of(scope).run(written)
         await _start(send, "application/json", len(body))
         await _send(send, body, more=False)

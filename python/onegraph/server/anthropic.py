@@ -134,7 +134,10 @@ def _messages(fields: Fields) -> tuple[list[dict[str, Any]], bool]:
             if text or not results:
                 history.say(role, text, joins=joins and not results)
             last = role if text or not results else "tool"
-    return history.messages(), last == "assistant"
+    found = history.messages()
+    if last == "assistant" and found[-1] == {"role": last, "content": ""}:
+        return found[:-1], False  # there is nothing to go on with
+    return found, last == "assistant"
 
 
 def _system(fields: Fields) -> str | None:

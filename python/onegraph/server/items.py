@@ -15,6 +15,7 @@ from onegraph.answers import (
     ToolCallEnded,
     ToolCallFailed,
 )
+from onegraph.results import TokenLogprob
 from onegraph.server import frames
 from onegraph.server.events import Event, Finish, Text
 from onegraph.server.tools import Named
@@ -68,6 +69,9 @@ class Items:
         #: What the open item has so far.
         self._texts: list[str] = []
         self._input = _Input()
+        #: How probable tokens are, of the open item, and of those that no text was told of yet.
+        self._scores: list[dict[str, Any]] = []
+        self._untold: list[dict[str, Any]] = []
 
     def event(self, event: Event) -> Iterator[Told]:
         """What is told of an event; all of it is to be taken."""
@@ -75,6 +79,7 @@ class Items:
 
     def _event(self, event: Event) -> Iterator[Told]:
         if isinstance(event, Text):
+            self._untold += map(_scored, event.logprobs or [])
             if event.text:
                 yield from self._more("message", event.text)
         elif isinstance(event, ReasoningDelta):
@@ -136,11 +141,14 @@ class Items:
             empty: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
             yield from self._begin(kind, {**empty, "content": []})
         self._texts.append(text)
-        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
-        yield (
-            f"response.{NAMES[kind]}.delta",
-            self._at(content_index=0, delta=text, **more),
-        )
+        more = self._told() if kind == "message" else {}
+        yield f"response.{NAMES[kind]}.delta", self._at(content_index=0, delta=text, **more)
+
+    def _told(self) -> dict[str, Any]:
+        """What is told of the tokens that came."""
+        told, self._untold = self._untold, []
+        self._scores += told
+        return {"logprobs": told}
 
     def _begin(self, kind: str, fields: dict[str, Any]) -> Iterator[Told]:
         yield from self._end("completed")
@@ -158,8 +166,10 @@ class Items:
         kind, text = self._item["type"], "".join(self._texts)
         item = {**self._item, "status": status}
         if kind in NAMES:
-            part = _part(kind, text)
-            more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+            part, more = _part(kind, text), {}
+            if kind == "message":
+                self._told()
+                part["logprobs"] = more["logprobs"] = self._scores
             said = self._at(content_index=0, text=text, **more)
             yield f"response.{NAMES[kind]}.done", said
             yield "response.content_part.done", self._at(content_index=0, part=part)
@@ -176,7 +186,7 @@ class Items:
         yield "response.output_item.done", {"output_index": self._n_ended, "item": item}
         self.done.append(item)
         self._n_ended += 1
-        self._item, self._texts = None, []
+        self._item, self._texts, self._scores = None, [], []
 
 
 #: How the arguments of a tool that takes a text begin, and whole characters of a string in JSON.
@@ -219,6 +229,14 @@ def _input_of(arguments: dict[str, Any]) -> str:
     """The text that a call gives a tool; where it gives none, its arguments as JSON."""
     given = arguments.get("input")
     return given if isinstance(given, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _scored(token: TokenLogprob) -> dict[str, Any]:
+    """A token as this dialect writes it; of one that is no whole character no bytes are told."""
+    found = token.to_openai()
+    for each in (found, *found["top_logprobs"]):
+        each["bytes"] = each["bytes"] or []
+    return found
 
 
 def _part(kind: str, text: str) -> dict[str, Any]:

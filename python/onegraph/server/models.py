@@ -147,11 +147,18 @@ class Models:
         aliases: tuple[str, ...] = (),
     ) -> None:
         self._models = {name: Model(name, llm, max_queue) for name, llm in given.items()}
+        self._max_queue = max_queue
         for name, (path, load) in (folder or {}).items():
-            if name not in self._models:
-                self._models[name] = Model(name, None, max_queue, load, path)
+            self.add(name, path, load)
         self._aliases = aliases
         self._turn = Turn()
+
+    def add(self, name: str, path: Path, load: Callable[[], LLM]) -> None:
+        """One more, loaded when it is asked for; of a name that is there already that one stays."""
+        more = Model(name, None, self._max_queue, load, path)
+        # Another dict: threads that read requests go through the one that was there.
+        if name not in self._models:
+            self._models = {**self._models, name: more}
 
     def all(self) -> list[Model]:
         """All of them, the first one first."""

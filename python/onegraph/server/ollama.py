@@ -28,6 +28,7 @@ from onegraph.server.facts import Facts, facts
 from onegraph.server.fields import Fields, wrong
 from onegraph.server.history import Unanswered, called, with_reasoning
 from onegraph.server.models import LATEST, Model
+from onegraph.server.pulling import pull_of
 from onegraph.server.refusals import Refused
 from onegraph.server.sampling import options, salt_of, spelled
 from onegraph.server.service import Service
@@ -57,7 +58,7 @@ NAMES = {
 
 #: What to do in place of what changes files.
 INSTEAD = {
-    "pull": "fetch it with `onegraph pull NAME` and start the server with it",
+    "pull": "start the server with --allow-pull, or with what `onegraph pull NAME` fetched",
     "create": "start the server with the path of a .gguf file; options are part of a request",
     "push": "onegraph publishes nothing",
     "copy": "start the server with --alias NAME",
@@ -110,6 +111,9 @@ def routes(service: Service) -> list[Route]:
     async def embeddings(request: Request) -> Response | Vectors:
         return await service.read(request, of_ollama_before)
 
+    async def pull(request: Request) -> ASGIApp:
+        return await service.read(request, pull_of)
+
     def refused(name: str) -> Route:
         async def refuse(request: Request) -> JSONResponse:
             raise Refused(501, f"/api/{name} is not served here: {INSTEAD[name]}")
@@ -126,6 +130,7 @@ def routes(service: Service) -> list[Route]:
         Route("/api/generate", generate, methods=["POST"]),
         Route("/api/embed", embed, methods=["POST"]),
         Route("/api/embeddings", embeddings, methods=["POST"]),
+        *([] if service.load is None else [Route("/api/pull", pull, methods=["POST"])]),
         *map(refused, INSTEAD),
     ]
 
@@ -336,6 +341,7 @@ def _only_text(fields: Fields) -> None:
     for key in UNREAD:
         fields.absent(key, UNREADABLE)
     fields.absent("template", "the model's own is used")
+    fields.flag("truncate")  # nothing is cut here, whatever it says
 
 
 def _variables(fields: Fields) -> dict[str, Any] | None:
@@ -406,8 +412,8 @@ def _chat(service: Service, fields: Fields) -> Asked | _Presence:
 def _generate(service: Service, fields: Fields) -> Asked | _Presence:
     model = _kept(named(service, fields), fields)
     _only_text(fields)
-    fields.absent("context", "send the conversation to /api/chat")
     head = _Head(model, "response")
+    before = fields.integers("context", "must be the id of a token") or []
     prompt, system = fields.text("prompt"), fields.text("system")
     chosen, names = _chosen(service, fields)
     if not prompt:
@@ -417,6 +423,7 @@ def _generate(service: Service, fields: Fields) -> Asked | _Presence:
     suffix = fields.text("suffix") or None
     # A gap is filled without a conversation.
     raw = fields.flag("raw") or suffix is not None
+    head.with_context = not raw
     # The client spells the whole template here.
     plain = conversation.prompt(prompt, chosen, parse_special=True, suffix=suffix)
     messages = [{"role": "system", "content": system}] if system else []
@@ -424,7 +431,8 @@ def _generate(service: Service, fields: Fields) -> Asked | _Presence:
     chat = conversation.chat(messages, chosen, variables=variables)
 
     def job(llm: LLM) -> Job:
-        return (plain if raw or llm.chat_template is None else chat).job(llm)
+        made = (plain if raw or llm.chat_template is None else chat).job(llm)
+        return _behind(llm, before, made) if before else made
 
     prepare = conversation.Prepare(job, raw and plain.is_quick, plain.compiles)
     return _asked(model, head, fields, prepare, names)
@@ -445,7 +453,9 @@ def _asked(
                 400, f'"{model.name}" does not support thinking; leave `think` out', field="think"
             )
         made = prepare.job(llm)
-        return made if n_ctx is None else _within(made, n_ctx)
+        made = made if n_ctx is None else _within(made, n_ctx)
+        head.read = made.asks[0].ids
+        return made
 
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
         (events,) = outputs
@@ -455,11 +465,26 @@ def _asked(
             thinking=whole.reasoning,
             calls=whole.calls,
             logprobs=whole.logprobs,
-            **_ending(whole.result),
+            **head.ending(whole.result),
         )
 
     writers = [Writer(head)] if fields.flag("stream", True) else []
     return Asked(model, replace(prepare, job=job), writers, document, names)
+
+
+def _behind(llm: LLM, before: list[int], job: Job) -> Job:
+    """Behind the tokens of an answer before, with the prompt that it was to."""
+    size = llm.tokenizer.n_vocab
+    for i, token in enumerate(before):
+        if not 0 <= token < size:
+            raise wrong(f"context[{i}]", token, f"must be from 0 to {size - 1}")
+    (ask,) = job.asks
+    # What begins a text begins no turn; where it is the same token, each turn has it.
+    bos = llm.tokenizer.bos_id
+    begins = bos is not None and ask.ids[:1] == [bos] and ask.ids.count(bos) == 1
+    ids = [*before, *ask.ids[begins:]]
+    llm._engine.check_room(len(ids))
+    return replace(job, asks=[replace(ask, ids=ids)])
 
 
 def _within(job: Job, n_ctx: int) -> Job:
@@ -482,6 +507,9 @@ class _Head:
     def __init__(self, model: Model, kind: str) -> None:
         self._model = _tagged(model.name)
         self._kind = kind
+        #: The tokens of the prompt, and whether the end has them and the answer's.
+        self.read: list[int] = []
+        self.with_context = False
 
     def __call__(
         self,
@@ -509,6 +537,14 @@ class _Head:
             "done": done,
             **more,
         }
+
+    def ending(self, result: Result) -> dict[str, Any]:
+        """The fields of the end. What the next request goes on from has the end of the turn."""
+        found = _ending(result)
+        if self.with_context:
+            end = [result.stop_reason] if isinstance(result.stop_reason, int) else []
+            found["context"] = [*self.read, *result.token_ids, *end]
+        return found
 
 
 def _written(call: ToolCall) -> dict[str, Any]:
@@ -558,7 +594,7 @@ class Writer:
         if isinstance(event, ToolCallEnded):  # calls are whole here
             return frames.line(self._head("", calls=[event.call]))
         return (
-            frames.line(self._head("", **_ending(event.result)))
+            frames.line(self._head("", **self._head.ending(event.result)))
             if isinstance(event, Finish)
             else b""
         )

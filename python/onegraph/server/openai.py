@@ -25,7 +25,7 @@ from onegraph.server.models import Model
 from onegraph.server.refusals import Refused
 from onegraph.server.sampling import options, salt_of, spelled
 from onegraph.server.service import Service
-from onegraph.server.tools import nested
+from onegraph.server.tools import nested, say_left_out
 from onegraph.streams import Job
 
 __all__ = ["failure", "listed", "logprobs", "messages", "routes", "usage", "variables"]
@@ -149,6 +149,11 @@ def _only_text(fields: Fields) -> None:
     if fields.integer("best_of") not in (None, 1):
         raise wrong("best_of", fields.get("best_of"), "none is chosen here; send n and choose")
     fields.absent("audio", "models here make text")
+    fields.absent("moderation", "nothing is judged here; leave it out")
+    if "web_search_options" in fields:
+        say_left_out("`web_search_options`", "OpenAI")
+    if fields.integer("min_tokens"):
+        raise wrong("min_tokens", fields.get("min_tokens"), "texts end here where they end")
     if any(kind != "text" for kind in fields.texts("modalities") or []):
         raise wrong("modalities", fields.get("modalities"), 'only ["text"] is made here')
 

@@ -3,6 +3,7 @@ back."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -17,10 +18,14 @@ from onegraph.server.fields import Fields
 from onegraph.server.refusals import Refused
 from onegraph.server.requests import MOST_VALUES
 from onegraph.server.service import Reply, Service
+from onegraph.streams import token_text
 
 __all__ = ["routes"]
 
 logger = logging.getLogger("onegraph.server")
+
+#: Characters of a control token's spelling.
+LONGEST_CONTROL = 64
 
 
 def routes(service: Service) -> list[Route]:
@@ -44,10 +49,16 @@ def routes(service: Service) -> list[Route]:
     async def detokenize(request: Request) -> Reply:
         return await service.read(request, _detokenized)
 
+    async def tokenizer_info(request: Request) -> JSONResponse:
+        model = service.models.find(request.query_params.get("model"))
+        async with asyncio.timeout(service.limits.seconds), service.models.using(model) as llm:
+            return JSONResponse(_told(llm))
+
     return [
         Route("/health", health, methods=["GET"]),
         Route("/ready", ready, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
+        Route("/tokenizer_info", tokenizer_info, methods=["GET"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
     ]
@@ -60,16 +71,53 @@ def _tokenized(service: Service, fields: Fields) -> Reply:
     texts = [text for name in ("prompt", "content") if (text := fields.text(name)) is not None]
     if len(texts) + chat != 1:
         raise Refused(400, "prompt: send one of `prompt` (or `content`) and `messages`")
+    pieces = fields.flag("with_pieces")
     messages = [dict(each.values) for each in conversation.messages(fields)] if chat else []
 
     def made(llm: LLM) -> dict[str, Any]:
         if chat:
             ids = conversation.tokens(llm, messages)
         else:
-            ids = llm._tokens(texts[0], special, MOST_VALUES)
-        return {"tokens": ids, "count": len(ids), "max_model_len": llm.n_ctx}
+            ids = _control(llm, texts[0]) or llm._tokens(texts[0], special, MOST_VALUES)
+        tokens = [_piece(llm, id) for id in ids] if pieces else ids
+        return {"tokens": tokens, "count": len(ids), "max_model_len": llm.n_ctx}
 
     return service.reply(model, made, quick=not chat and len(texts[0]) <= conversation.QUICK)
+
+
+def _control(llm: LLM, text: str) -> list[int] | None:
+    """The control token whose spelling a text is, and no more: so evaluators ask for its id."""
+    if len(text) > LONGEST_CONTROL:
+        return None
+    ids = llm.tokenize(text, add_special=False, parse_special=True)
+    return ids if len(ids) == 1 and llm.tokenizer.is_special(ids[0]) else None
+
+
+def _told(llm: LLM) -> dict[str, Any]:
+    """What vLLM's server tells of a tokenizer, as far as evaluators look at it."""
+
+    def spelled(id: int | None) -> str | None:
+        return None if id is None else token_text(llm.tokenizer, id)
+
+    template = llm.chat_template
+    return {
+        "tokenizer_class": "onegraph",
+        "bos_token": spelled(llm.tokenizer.bos_id),
+        "eos_token": spelled(llm.tokenizer.eos_id),
+        "pad_token": None,
+        "model_max_length": llm.n_ctx,
+        "chat_template": None if template is None else template.source,
+    }
+
+
+def _piece(llm: LLM, id: int) -> dict[str, Any]:
+    """A token with its text, as llama.cpp's server writes it: what is no UTF-8 by itself as
+    bytes."""
+    said = llm.tokenizer.token_bytes(id) or llm.tokenizer.token_text(id).encode()
+    try:
+        return {"id": id, "piece": said.decode()}
+    except UnicodeDecodeError:
+        return {"id": id, "piece": [*said]}
 
 
 def _detokenized(service: Service, fields: Fields) -> Reply:

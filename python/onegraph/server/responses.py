@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from onegraph.llm import LLM
 from onegraph.results import Result
-from onegraph.server import conversation, forms, frames
+from onegraph.server import conversation, forms, frames, openai
 from onegraph.server.answers import Answer, Asked
 from onegraph.server.events import Event, Finish
 from onegraph.server.fields import Fields, wrong
@@ -61,8 +61,8 @@ def routes(service: Service) -> list[Route]:
         return await service.read(request, _counted)
 
     return [
-        Route("/v1/responses", responses, methods=["POST"]),
-        Route("/v1/responses/input_tokens", count, methods=["POST"]),
+        *(Route(f"{at}/responses", responses, methods=["POST"]) for at in openai.AT),
+        *(Route(f"{at}/responses/input_tokens", count, methods=["POST"]) for at in openai.AT),
     ]
 
 
@@ -151,6 +151,7 @@ def _only_text(fields: Fields) -> None:
     fields.absent("previous_response_id", "nothing is stored here; send the whole conversation")
     fields.absent("conversation", "nothing is stored here; send the whole conversation")
     fields.absent("prompt", "nothing is stored here; send `instructions` and `input`")
+    fields.absent("moderation", "nothing is judged here; leave it out")
     fields.absent("background", "nothing is stored here; wait for the answer, or stream it")
 
 
@@ -160,9 +161,11 @@ def _asked(service: Service, fields: Fields) -> Asked:
     _only_text(fields)
     tools = flat(fields)
     form = forms.responses(fields)
-    chosen = options(fields, NAMES, service.limits, form, cache_salt=salt_of(fields))
+    included = fields.texts("include") or []
+    further = {"logprobs": _logprobs(fields, included), "cache_salt": salt_of(fields)}
+    chosen = options(fields, NAMES, service.limits, form, **further)
     head = _Head(model.name, fields)
-    hides = "reasoning.encrypted_content" in (fields.texts("include") or [])
+    hides = "reasoning.encrypted_content" in included
 
     def made() -> Items:
         return Items(tools.named, hides=hides)
@@ -179,6 +182,12 @@ def _asked(service: Service, fields: Fields) -> Asked:
     writers = [Writer(head, made())] if fields.flag("stream") else []
     prepare = conversation.chat(messages, chosen, tools=tools, variables=_variables(fields))
     return Asked(model, prepare, writers, document, spelled(fields, NAMES, form))
+
+
+def _logprobs(fields: Fields, included: list[str]) -> int | None:
+    """How many log-probabilities are asked for beside each token's own; None where none are."""
+    top = fields.integer("top_logprobs", 0, openai.TOP_LOGPROBS) or 0
+    return top if top or "message.output_text.logprobs" in included else None
 
 
 class _Head:
@@ -205,6 +214,7 @@ class _Head:
             "text": fields.get("text") or {"format": {"type": "text"}},
             "tool_choice": fields.get("tool_choice") or "auto",
             "tools": fields.get("tools") or [],
+            "top_logprobs": fields.integer("top_logprobs") or 0,
             "top_p": fields.number("top_p"),
             "truncation": "disabled",
             "usage": None,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -69,6 +71,12 @@ class Service:
     models: Models
     limits: Limits
     metrics: Metrics = field(default_factory=Metrics)
+    #: How to load a file that is fetched on request; None: nothing is.
+    load: Callable[[Path], LLM] | None = None
+    #: The thread that fetches: one at a time.
+    pulls: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, "onegraph-pull")
+    )
     #: Whether it ends: what runs is finished, and a load balancer sends no more.
     draining: bool = False
     _bodies: Bodies = field(default_factory=Bodies)
@@ -100,6 +108,7 @@ class Service:
         """The server has ended: its threads end with what they have in hand, and its models are
         closed."""
         self._lanes.end()
+        self.pulls.shutdown(wait=False, cancel_futures=True)
         self.models.close()
 
     def model(self, fields: Fields) -> Model:
