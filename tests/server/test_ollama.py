@@ -229,7 +229,7 @@ def test_a_wrong_field_is_named(field: str, wrong: Any, served: Served) -> None:
     assert body["error"].startswith(field)
 
 
-@pytest.mark.parametrize("field", ["images", "videos", "suffix", "template"])
+@pytest.mark.parametrize("field", ["images", "videos", "template"])
 def test_what_generate_does_not_do_is_named(field: str, served: Served) -> None:
     status, body = served.post("/api/generate", {"prompt": "tea", field: ["x"]})
     assert status == 400 and body["error"].startswith(f"{field}: ")

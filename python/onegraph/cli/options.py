@@ -98,6 +98,7 @@ SAMPLING: list[tuple[str, Any, str]] = [
     ("grammar", str, "The text is of this grammar: Lark or GBNF."),
     ("choice", str, "The text is one of these. To be repeated."),
     ("cache_salt", str, "What was read is found again under the same word alone."),
+    ("thinking_token_budget", int, "Close the reasoning of a model that has thought N tokens."),
 ]
 
 

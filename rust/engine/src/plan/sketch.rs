@@ -185,24 +185,30 @@ const BUFFERS: [(&str, usize); 25] = [
     ("last", 64),
 ];
 
-/// The weights of [`plan`], in order, by their shapes.
-const WEIGHTS: [(&str, [usize; 3], &str); 15] = [
-    ("norm", [64, 1, 1], "F32"),
-    ("matrix", [64, 64, 1], "F32"),
-    ("factor", [1, 1, 1], "F32"),
-    ("of_both", [64, 128, 8], "F32"),
-    ("factors", [8, 1, 1], "F32"),
-    ("integers", [64, 64, 1], "Q8_0"),
-    ("of_gates", [64, 64, 8], "Q8_0"),
-    ("of_ups", [64, 64, 8], "Q8_0"),
-    ("of_downs", [64, 64, 8], "Q8_0"),
-    ("of_router", [64, 8, 1], "F32"),
-    ("of_share", [64, 1, 1], "F32"),
-    ("taps", [256, 1, 1], "F32"),
-    ("decay", [2, 1, 1], "F32"),
-    ("dt", [2, 1, 1], "F32"),
-    ("table", [64, 16, 1], "F32"),
+/// The weights of [`plan`], in order, by their shapes, and whether they are [`integers`].
+const WEIGHTS: [(&str, [usize; 3], bool); 15] = [
+    ("norm", [64, 1, 1], false),
+    ("matrix", [64, 64, 1], false),
+    ("factor", [1, 1, 1], false),
+    ("of_both", [64, 128, 8], false),
+    ("factors", [8, 1, 1], false),
+    ("integers", [64, 64, 1], true),
+    ("of_gates", [64, 64, 8], true),
+    ("of_ups", [64, 64, 8], true),
+    ("of_downs", [64, 64, 8], true),
+    ("of_router", [64, 8, 1], false),
+    ("of_share", [64, 1, 1], false),
+    ("taps", [256, 1, 1], false),
+    ("decay", [2, 1, 1], false),
+    ("dt", [2, 1, 1], false),
+    ("table", [64, 16, 1], false),
 ];
+
+/// The type of blocks that are a float16 and 32 signed bytes.
+pub fn integers() -> &'static quant::QuantType {
+    let mut types = quant::TYPES.iter();
+    types.find(|ty| (ty.block_elems, ty.block_bytes) == (32, 34)).unwrap()
+}
 
 /// The buffer of a name in [`plan`].
 pub fn id(name: &str) -> BufferId {
@@ -229,8 +235,9 @@ pub fn plan(ops: Vec<Op>) -> Plan {
     for (name, width) in BUFFERS {
         plan.add_buffer(name, width, Rows::Batch);
     }
-    for (name, shape, ty) in WEIGHTS {
-        weight(&mut plan, name, shape, ty);
+    for (name, shape, is_integers) in WEIGHTS {
+        let ty = if is_integers { integers() } else { &quant::TYPES[0] };
+        weight(&mut plan, name, shape, ty.name);
     }
     plan.add_state("conv".into(), 3 * 64);
     plan.add_state("delta".into(), 32 * 16);

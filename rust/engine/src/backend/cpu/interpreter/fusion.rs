@@ -27,7 +27,7 @@ impl Numbers {
                 state >> 16
             };
             let n = w.n_in * w.n_out * w.n_expert;
-            if w.ty.name == "F32" {
+            if !w.ty.integers {
                 let value = |r: u32| (r as f32 / 65536.0 - 0.25) / 4.0;
                 return (0..n).flat_map(|_| value(next()).to_le_bytes()).collect();
             }
@@ -62,7 +62,7 @@ fn left(plan: &Arc<Plan>, list: &[FusedOp], rows: usize) -> std::result::Result<
         n_ctx: 64,
         n_pages: rows + 1,
         windows: None,
-        kv_type: quant::kv_by_name("F32").unwrap(),
+        kv_type: quant::kv_by_name(quant::TYPES[0].name).unwrap(),
         threads: 1,
         gpu: GpuOptions::default(),
     };
