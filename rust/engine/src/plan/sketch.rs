@@ -207,7 +207,9 @@ const WEIGHTS: [(&str, [usize; 3], bool); 15] = [
 /// The type of blocks that are a float16 and 32 signed bytes.
 pub fn integers() -> &'static quant::QuantType {
     let mut types = quant::TYPES.iter();
-    types.find(|ty| (ty.block_elems, ty.block_bytes) == (32, 34)).unwrap()
+    types
+        .find(|ty| (ty.block_elems, ty.block_bytes) == (32, 34))
+        .unwrap()
 }
 
 /// The buffer of a name in [`plan`].
@@ -236,7 +238,11 @@ pub fn plan(ops: Vec<Op>) -> Plan {
         plan.add_buffer(name, width, Rows::Batch);
     }
     for (name, shape, is_integers) in WEIGHTS {
-        let ty = if is_integers { integers() } else { &quant::TYPES[0] };
+        let ty = if is_integers {
+            integers()
+        } else {
+            &quant::TYPES[0]
+        };
         weight(&mut plan, name, shape, ty.name);
     }
     plan.add_state("conv".into(), 3 * 64);
