@@ -97,6 +97,10 @@ def qwen(folder: Path, home: Path, served: Served) -> tuple[list[str], dict[str,
 Program = Callable[[Path, Path, Served], tuple[list[str], dict[str, str]]]
 
 
+#: Seconds that npm may take, and a program for its turn: ten times what an idle machine takes.
+FETCHING, RUNNING = 90, 300
+
+
 def installed(folder: Path, package: str) -> Path:
     """The folder with a program and all that it needs; none of their scripts is run."""
     npm = shutil.which("npm")
@@ -105,10 +109,10 @@ def installed(folder: Path, package: str) -> Path:
     words = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", package]
     try:
         done = subprocess.run(
-            [*words, "--prefix", str(folder)], capture_output=True, text=True, timeout=180
+            [*words, "--prefix", str(folder)], capture_output=True, text=True, timeout=FETCHING
         )
     except subprocess.TimeoutExpired:
-        pytest.skip(f"npm did not have {package} within 180 s")
+        pytest.skip(f"npm did not have {package} within {FETCHING} s")
     if done.returncode != 0:
         pytest.skip(f"npm has no {package} for this machine: {done.stderr[-300:]}")
     return folder
@@ -172,7 +176,7 @@ def test_a_turn_with_a_call(
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=RUNNING,
             )
     assert done.returncode == 0, done.stderr[-2000:]
     assert (work / MADE).read_text() == "42\n"
