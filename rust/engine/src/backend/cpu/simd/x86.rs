@@ -211,8 +211,8 @@ macro_rules! set {
             #[inline(always)]
             fn store(vector: Floats, group: &mut Group, strip: usize) {
                 // SAFETY: any bits are floats.
-                group.as_chunks_mut().0[strip] =
-                    unsafe { transmute::<Floats, [f32; $lanes]>(vector) };
+                let floats = unsafe { transmute::<Floats, [f32; $lanes]>(vector) };
+                group.as_chunks_mut().0[strip] = floats;
             }
 
             #[inline(always)]
@@ -268,8 +268,8 @@ macro_rules! set {
             #[inline(always)]
             fn store_words(words: Integers, group: &mut [Word; LANES], strip: usize) {
                 // SAFETY: any bits are words.
-                group.as_chunks_mut().0[strip] =
-                    unsafe { transmute::<Integers, [Word; $lanes]>(words) };
+                let words = unsafe { transmute::<Integers, [Word; $lanes]>(words) };
+                group.as_chunks_mut().0[strip] = words;
             }
 
             #[inline(always)]
