@@ -29,6 +29,10 @@ CPU: dict[str, Any] = {"device": "cpu", "n_ctx": 256, "max_batch": 8}
 
 pytest.importorskip("ray", reason="no ray: `pip install .[thorough]` brings it")
 
+# Its own five and ten seconds are too few on a busy machine: proxies that still start are ended.
+for check in ("READY", "HEALTH"):
+    os.environ.setdefault(f"RAY_SERVE_PROXY_{check}_CHECK_TIMEOUT_S", "120")
+
 
 @pytest.fixture(scope="module")
 def generate(smollm2: Path) -> Iterator[Generate]:

@@ -59,6 +59,7 @@ class Options(llm.Model.Options):
     regex: str | None = _option("regex")
     grammar: str | None = _option("grammar")
     cache_salt: str | None = _option("cache_salt")
+    thinking_token_budget: int | None = _option("thinking_token_budget")
     device: str | None = _option("device")
     n_ctx: int | None = _option("n_ctx")
     max_batch: int | None = _option("max_batch")
