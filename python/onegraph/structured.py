@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -89,7 +88,6 @@ def _is_thought(prompt: _native.Rendering, continues: bool) -> bool:
     return end.rstrip().endswith(THOUGHT)
 
 
-@functools.cache
 def _unthinking(format: str | None) -> _native.Reading:
     """How to read the answers of a model that does not think and calls in this format."""
     blank = _native.ChatTemplate("")
