@@ -43,6 +43,11 @@ PAGE = 64
 COLD_BYTES = 256 << 20
 
 
+def block_of(ty: str) -> tuple[int, int]:
+    """Weights of a block of a type, and its bytes; of one that is floats there is one."""
+    return next((elems, size) for name, _, elems, size, _ in _native.quant_types() if name == ty)
+
+
 class Op:
     """A plan of one op, several times over, and what goes into it."""
 
@@ -73,7 +78,7 @@ class Op:
         if ty == "F32":
             self.weights[name] = rng.standard_normal(n_in * n_out).astype("<f4").tobytes()
         else:
-            _, _, elems, size, _ = next(row for row in _native.quant_types() if row[0] == ty)
+            elems, size = block_of(ty)
             if n_in % elems:
                 raise SystemExit(f"--n-in {n_in}: rows of {ty} have a multiple of {elems} weights")
             blocks = rng.integers(0, 256, (n_in * n_out // elems, size), dtype=np.uint8)
@@ -88,7 +93,7 @@ class Op:
 
 def product(args: argparse.Namespace) -> Op:
     op = Op()
-    op.is_exact = _native_integers(args.type)
+    op.is_exact = block_of(args.type)[0] > 1
     copies = args.copies
     for i in range(copies or 1024):
         # Products of one x would be one launch.
@@ -102,10 +107,6 @@ def product(args: argparse.Namespace) -> Op:
         if not copies and sum(map(len, op.weights.values())) >= COLD_BYTES:
             break
     return op
-
-
-def _native_integers(ty: str) -> bool:
-    return ty not in ("F32", "F16", "BF16")
 
 
 def attention(args: argparse.Namespace) -> Op:
@@ -274,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.type is None:
         args.type = "F16" if args.kernel == "matvec_floats" else "Q4_K"
-    if _native_integers(args.type) == (args.kernel == "matvec_floats"):
+    if (block_of(args.type)[0] > 1) == (args.kernel == "matvec_floats"):
         parser.error(f"--type {args.type}: {args.kernel} has no weights of it")
     cards = json.loads(_native.cuda_devices(nvrtc.folders()))
     if not cards["cards"]:

@@ -28,8 +28,8 @@ from statistics import median
 from typing import Any
 
 from onegraph import __version__, _native, nvrtc
+from runs import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 TABLE = REPOSITORY / "rust/engine/src/backend/cuda/lower/shapes.json"
 RECORDS = REPOSITORY / "benches/records"
 
@@ -121,7 +121,7 @@ def numbers(text: str) -> list[int]:
     return [int(n) for n in text.split(",") if n]
 
 
-def mean(times: Sequence[Times]) -> dict[str, float]:
+def medians_of(times: Sequence[Times]) -> Times:
     """Of each case the median of all rounds."""
     return {case: median(t[case] for t in times) for case in times[0]}
 
@@ -153,7 +153,7 @@ def tune(args: argparse.Namespace, row: Row, folder: Path) -> tuple[Row, list[di
                     del found[value]
         if now not in found:
             raise SystemExit("the models do not run with the row as it is")
-        medians = {value: mean(times) for value, times in found.items()}
+        medians = {value: medians_of(times) for value, times in found.items()}
         ratios = {value: ratio(times, medians[now]) for value, times in medians.items()}
         best = min(ratios, key=lambda value: ratios[value])
         if ratios[best] > 1 - args.least / 100:

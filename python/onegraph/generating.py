@@ -446,7 +446,8 @@ class Generates(Loaded):
                 )
             reading = self._reading(template, bool(given.schemas), tool_format)
             held = asked.held(self._tokenizer, reading, rendering, continues, options)
-            held = {**held, "thought": reading.thought(rendering, continues=continues)}
+            if options["thinking_token_budget"] is not None:
+                held = {**held, "thought": reading.thought(rendering, continues=continues)}
             # The template spells the special tokens, the first one included.
             with naming(name):
                 ids = self._engine.encode(rendering, parse_special=parse_special, most=most)

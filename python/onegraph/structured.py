@@ -77,24 +77,6 @@ def parsed(schema: Any, text: str) -> Any:
     return value if isinstance(schema, str | Mapping) else value_of(schema, value, "parsed")
 
 
-#: What reasoning ends with.
-THOUGHT = ("</think>", "[/THINK]", "<channel|>")
-
-
-def _is_thought(prompt: _native.Rendering, continues: bool) -> bool:
-    """Whether a prompt ends behind its reasoning: none comes before what is held to a form."""
-    given = prompt.given
-    end = prompt.text if continues or not given else prompt.text[given[-1][1] :]
-    return end.rstrip().endswith(THOUGHT)
-
-
-def _unthinking(format: str | None) -> _native.Reading:
-    """How to read the answers of a model that does not think and calls in this format."""
-    blank = _native.ChatTemplate("")
-    reading = _native.Reading
-    return reading.with_tools(blank, format) if format else reading.without_tools(blank)
-
-
 @dataclass(frozen=True)
 class Calls:
     """What of the calls in an answer is held to a form."""
@@ -162,8 +144,8 @@ class Calls:
         Raises `ArgumentError` where calls in the model's format cannot be held to a form.
         """
         text = options["constraint"]
-        if (text or self.needed) and _is_thought(prompt, continues):
-            reading = _unthinking(reading.format)
+        if text or self.needed:
+            reading = reading.behind(prompt, continues=continues)
         if not self.held_to and (text is None or reading.is_plain):
             return options
         if text and self.needed:

@@ -40,9 +40,7 @@ def asked(service: Service, fields: Fields) -> Asked:
     before, behind = fields.text("input_prefix") or "", fields.text("input_suffix") or ""
     begun = fields.text("prompt") or ""
     files = _files(fields)
-    # -1 is as many as there is room for.
-    values = {k: v for k, v in fields.values.items() if k != "n_predict" or v != -1}
-    fields = Fields(values, fields.within, fields.owner)
+    fields = openai.endless(fields, "n_predict")
     form = Form({})
     chosen = options(fields, NAMES, service.limits, form, cache_salt=salt_of(fields))
     wanted = fields.texts("response_fields")

@@ -28,7 +28,7 @@ from onegraph.server.service import Service
 from onegraph.server.tools import nested, say_left_out
 from onegraph.streams import Job
 
-__all__ = ["failure", "listed", "logprobs", "messages", "routes", "usage", "variables"]
+__all__ = ["endless", "failure", "listed", "logprobs", "messages", "routes", "usage", "variables"]
 
 FINGERPRINT = f"onegraph-{__version__}"
 
@@ -158,9 +158,10 @@ def _only_text(fields: Fields) -> None:
         raise wrong("modalities", fields.get("modalities"), 'only ["text"] is made here')
 
 
-def _endless(fields: Fields) -> Fields:
-    """Without a number of tokens that is -1: as many as there is room for, as llama.cpp has it."""
-    names = ("max_tokens", "max_completion_tokens")
+def endless(fields: Fields, *further: str) -> Fields:
+    """Without a number of tokens that is -1: as many as there is room for, as llama.cpp has it.
+    `further` are more names of it."""
+    names = ("max_tokens", "max_completion_tokens", *further)
     if all(fields.get(name) != -1 for name in names):
         return fields
     kept = {k: v for k, v in fields.values.items() if k not in names or v != -1}
@@ -214,7 +215,7 @@ def _chat(service: Service, fields: Fields) -> Asked:
     model = service.model(fields)
     given = messages(fields)
     _only_text(fields)
-    fields = _endless(fields)
+    fields = endless(fields)
     tools = nested(fields)
     form = forms.chat(fields)
     further = {"logprobs": logprobs(fields), "cache_salt": salt_of(fields)}
@@ -259,7 +260,7 @@ def _completion(service: Service, fields: Fields) -> Asked:
     further: dict[str, Any] = {"cache_salt": salt_of(fields)}
     if "max_tokens" not in fields:
         further["max_tokens"] = COMPLETION_TOKENS
-    fields = _endless(fields)
+    fields = endless(fields)
     echo = fields.flag("echo")
     scores = _scores(fields)
     if echo and scores is None:

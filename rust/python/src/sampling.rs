@@ -114,6 +114,8 @@ pub fn constraint(kind: &str, mut texts: Vec<String>) -> Result<Constraint> {
 
 impl Sampling {
     pub fn request(self, prompt: &[i64]) -> Result<Request> {
+        let budget = self.thinking_token_budget;
+        let budget = budget.map(|n| count("thinking_token_budget", n));
         let bias = |(id, bias): &(i64, f64)| Ok((count("logit_bias", *id)?, single(*id, *bias)?));
         Ok(Request {
             prompt: counts("prompt", prompt)?,
@@ -145,18 +147,14 @@ impl Sampling {
             shown_token_ids: Vec::new(),
             prompt_lookup: count("prompt_lookup_num_tokens", self.prompt_lookup_num_tokens)?,
             salt: Salt::new(self.cache_salt.as_deref())?,
-            thinking: match (self.thinking_token_budget, self.thought) {
-                (Some(tokens), thought) => {
-                    let tokens = count("thinking_token_budget", tokens)?;
-                    thought.map(|(open, close, opened)| Budget {
-                        tokens,
-                        open,
-                        close,
-                        opened,
-                    })
-                }
-                (None, _) => None,
-            },
+            thinking: budget.transpose()?.zip(self.thought).map(
+                |(tokens, (open, close, opened))| Budget {
+                    tokens,
+                    open,
+                    close,
+                    opened,
+                },
+            ),
             constraint: self
                 .constraint
                 .map(|(kind, texts)| constraint(&kind, texts))

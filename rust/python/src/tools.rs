@@ -111,6 +111,20 @@ impl Reading {
         ids.collect()
     }
 
+    /// How to read an answer to a prompt: without reasoning where the prompt has closed it.
+    #[pyo3(signature = (prompt, *, continues))]
+    fn behind(&self, prompt: &Rendering, continues: bool) -> Self {
+        let thought = self.inner.thought;
+        let closed = tools::closed(&prompt.inner, thought, continues);
+        Self {
+            inner: tools::Reading {
+                thought: thought.filter(|_| !closed),
+                ..self.inner
+            },
+            writes: self.writes,
+        }
+    }
+
     /// How an answer to a prompt opens and closes its reasoning, and whether the prompt has opened it; None
     /// where the model does not reason.
     #[pyo3(signature = (prompt, *, continues))]

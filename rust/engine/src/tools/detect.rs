@@ -141,6 +141,20 @@ pub fn opened(prompt: &Rendering, thought: Option<Thought>, continues: bool) -> 
     }
 }
 
+/// Whether a prompt has closed its reasoning: the marker comes last, and an answer has none before its
+/// text. Where the answer `continues` a message, that may have done it.
+#[must_use]
+pub fn closed(prompt: &Rendering, thought: Option<Thought>, continues: bool) -> bool {
+    let end = match continues {
+        true => &prompt.text,
+        false => prompt.own_end(),
+    };
+    match thought {
+        Some(Thought::Between(_, close)) => end.trim_end().ends_with(close),
+        _ => false,
+    }
+}
+
 /// Whether a format reads the probe back from what a template wrote, and nothing in front of it.
 fn reads(format: &'static Format, thought: Option<Thought>, opened: bool, text: &str) -> bool {
     let reading = Reading {

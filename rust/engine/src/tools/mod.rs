@@ -43,7 +43,7 @@ mod schema;
 use crate::error::{Error, Result};
 use event::Out;
 
-pub use detect::{opened, Found, Probe};
+pub use detect::{closed, opened, Found, Probe};
 pub use event::Event;
 pub(crate) use literal::QUOTE;
 pub(crate) use qwen_xml::{typed, VALUE_END, VALUE_TAGS};
