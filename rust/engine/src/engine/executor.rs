@@ -234,6 +234,10 @@ impl Executor {
         let begun = Instant::now();
         while !(decodes && begun.elapsed() > ADMITTING) {
             let idle = self.is_idle() && !self.pool.has_unwritten() && !self.unprepared;
+            // What ended since the last step is not to look as if it ran for as long as this sleeps.
+            if idle {
+                self.publish();
+            }
             let job = match self.shared.next(idle, self.load_seconds) {
                 ControlFlow::Continue(Some(job)) => job,
                 ControlFlow::Continue(None) => break,
@@ -318,6 +322,7 @@ impl Executor {
                     Err(_) => &[],
                 };
                 let closed = sequence.close(&mut *self.backend, known);
+                self.publisher.moved += 1;
                 drop(out.send(loaded));
                 return closed;
             }

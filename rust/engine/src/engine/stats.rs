@@ -147,7 +147,8 @@ pub struct Counts {
 pub struct Publisher {
     now: Now,
     rates: Rates,
-    /// Pages that were swapped out or in, and how often sequences were given pages as they grew.
+    /// How often pages were swapped out, in or read from a file, and how often sequences were given
+    /// pages as they grew.
     pub moved: u64,
     pub grown: u64,
     /// The last counts, moves and growths that were published, and when.

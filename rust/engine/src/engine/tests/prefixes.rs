@@ -73,6 +73,28 @@ fn what_is_known_of_a_prompt_is_not_read_again() {
 }
 
 #[test]
+fn a_loaded_prefix_is_counted_while_nothing_runs() {
+    let folder = Folder::new();
+    let tiny = folder.write("tiny.gguf", &model(|_, _| {}));
+    let [engine, other] = [0; 2].map(|_| Engine::load(&tiny, &options(1), on).unwrap());
+    let path = folder.0.join("prefix");
+    let saving = engine.save_prefix(&prompt(0, 0, 100), Salt::default(), &path, POLL);
+    let saving = saving.unwrap().unwrap();
+    while saving.next(POLL).unwrap().is_none() {}
+    let content = other.read_prefix(&path).unwrap();
+    // Long asleep when it comes, the thread sleeps on behind it.
+    std::thread::sleep(Duration::from_millis(200));
+    let loading = other.load_prefix(&content, Salt::default(), POLL);
+    let loading = loading.unwrap().unwrap();
+    loading.next(Duration::from_secs(60)).unwrap();
+    let late = Instant::now() + Duration::from_secs(30);
+    while other.stats().unwrap().pages.prefixes == 0 {
+        assert!(Instant::now() < late, "{:?}", other.stats().unwrap());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
 fn requests_that_come_together_read_their_beginning_once() {
     let (plain, engine) = (forgetful(), engine(4));
     let requests: Vec<_> = (0..4)
