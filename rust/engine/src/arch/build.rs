@@ -346,6 +346,20 @@ impl<'a> Builder<'a> {
         self.attended(layer, heads, out)
     }
 
+    /// The same with the logistic function of a gate as a factor before the product.
+    pub fn attend_gated(
+        &mut self,
+        layer: usize,
+        heads: Heads,
+        scores: Scores,
+        gate: BufferId,
+    ) -> Result<BufferId> {
+        let x = self.attention(layer, heads, scores);
+        let out = self.buffer("gated", heads.n_head * heads.kv.head_dim);
+        self.push(Op::SigmoidMul { x, gate, out });
+        self.attended(layer, heads, out)
+    }
+
     /// The same over the cache of an earlier layer, to which this one adds nothing.
     pub fn attend_over(
         &mut self,

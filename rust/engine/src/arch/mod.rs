@@ -16,6 +16,7 @@ mod lfm2;
 mod lfm2moe;
 mod llama;
 mod mistral3;
+mod muse_glimmer;
 mod olmo2;
 mod qwen2;
 mod qwen3;
@@ -103,6 +104,11 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "mistral3",
         experts: true,
         plan: mistral3::plan,
+    },
+    Architecture {
+        name: "muse-glimmer",
+        experts: false,
+        plan: muse_glimmer::plan,
     },
     // OLMo 3 calls itself so too.
     Architecture {
