@@ -35,9 +35,11 @@ def batch(messages: Any) -> list[Any] | None:
 
 
 def conversation(name: str, messages: Any) -> list[dict[str, Any]]:
-    """The messages of one conversation, the contents in parts joined."""
+    """The messages of one conversation, the contents in parts joined; a text is one of the user."""
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
     if not arguments.is_sequence(messages):
-        raise arguments.refused(name, messages, "must be a list of dicts")
+        raise arguments.refused(name, messages, "must be a str, or a list of dicts")
     if not len(messages):
         raise ArgumentError(
             f'{name} = []: give at least one message, such as {{"role": "user", "content": "Hi"}}'

@@ -21,8 +21,9 @@ from onegraph.streams import Ask, AsyncStream, Job, Stream, naming, whole
 
 __all__ = ["Generates"]
 
-Messages = Sequence[Mapping[str, Any]]
-Conversations = Sequence[Messages]
+#: A conversation; a text is one message of the user.
+Messages = str | Sequence[Mapping[str, Any]]
+Conversations = Sequence[Sequence[Mapping[str, Any]]]
 #: Functions, and descriptions of functions. What type checkers make of a list of several functions
 #: is no list of callables.
 Tools = Sequence[Any] | None
@@ -192,8 +193,8 @@ class Generates(Loaded):
         **options: Unpack[SamplingOptions],
     ) -> Any:
         """The model's answer to a conversation, such as `[{"role": "user", "content": "Hi"}]`,
-        put into words by its own chat template. A list of conversations runs as one batch and gives
-        a list of results.
+        put into words by its own chat template. A text is one message of the user. A list of
+        conversations runs as one batch and gives a list of results.
 
         A content may be a list of text parts, as in the OpenAI API; they are joined.
 
