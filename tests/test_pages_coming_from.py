@@ -100,7 +100,7 @@ def test_what_the_page_says_that_onegraph_has_is_there(name: str) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        *["onegraph embed", "onegraph run NAME --format json", "--num-predict", "/bye-bye"],
+        *["onegraph vectors", "onegraph run NAME --format json", "--num-predict", "/bye-bye"],
         *["LLM(num_ctx=)", "LLM(max_batch=9)", "llm.create", "Result.response", "Params(...)"],
         *["num_predict=", "top_k=41", "top_k"],
     ],

@@ -23,7 +23,6 @@ from onegraph.cli.options import (
     sampling_options,
 )
 from onegraph.cli.terminal import debug_option, json_option, progress
-from onegraph.printable import printable
 from onegraph.sampling import DEFAULTS
 
 
@@ -68,7 +67,7 @@ def command(
     if not chatting:
         prompt = piped.needed() if prompt in (None, "-") else piped.joined(prompt)
     for said in [prompt, system, *options["stop"]]:
-        _check_utf8(said)
+        piped.check_utf8(said)
     if verbose:
         logging.getLogger("onegraph").setLevel(logging.INFO)
     with LLM(model, max_batch=1, progress=progress(), **given(MODEL, options)) as llm:
@@ -129,10 +128,3 @@ def _say_without_effect(llm: LLM, sampling: dict[str, Any], options: dict[str, A
         click.echo(f"no effect without one of {names}: --repeat-last-n", err=True)
     if options["threads"] is not None and llm.device != "cpu":
         click.echo(f"no effect on {llm.device}: --threads", err=True)
-
-
-def _check_utf8(text: str | None) -> None:
-    try:
-        (text or "").encode()
-    except UnicodeEncodeError as e:
-        raise click.UsageError(f"{printable(ascii(text))} is not UTF-8: {e.reason}") from e
