@@ -496,6 +496,11 @@ class Generates(Loaded):
             continues=continues,
         ).text
 
+    def _thinks(self) -> bool:
+        """Whether the chat template tells reasoning apart."""
+        template = self.chat_template
+        return template is not None and not self._reading(template, False, None).is_plain
+
     def _tokens(self, text: str, add_special: bool, most: int) -> list[int]:
         """`tokenize`, of a text that has at most so many tokens."""
         self._engine.check_open()
