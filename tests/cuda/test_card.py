@@ -105,6 +105,7 @@ SHAPES = (
     "tiny-mistral3",
     "tiny-muse-glimmer",
     "tiny-olmo2",
+    "tiny-smollm3",
 )
 
 
@@ -141,6 +142,8 @@ CASES = [
     ("tiny-muse-glimmer", {"kv_type": "i16"}),
     # One norm over all heads of queries, none before a product.
     ("tiny-olmo2", {"kv_type": "i16"}),
+    # Its last layer is not rotated.
+    ("tiny-smollm3", {"kv_type": "i16"}),
 ]
 
 

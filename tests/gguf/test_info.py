@@ -167,7 +167,18 @@ def test_an_expert_of_every_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arch", ["llama", "qwen2", "qwen3", "gemma3", "granite", "muse-glimmer", "olmo2"]
+    "arch",
+    [
+        "llama",
+        "qwen2",
+        "qwen3",
+        "gemma3",
+        "granite",
+        "muse-glimmer",
+        "olmo2",
+        "smollm3",
+        "ernie4_5",
+    ],
 )
 def test_every_architecture(tmp_path: Path, arch: str) -> None:
     path = tiny.write(tmp_path / "tiny.gguf", arch)
@@ -175,7 +186,7 @@ def test_every_architecture(tmp_path: Path, arch: str) -> None:
     check_sizes(found, path)
     assert found["error"] is None
     assert found["unused_tensors"] == []
-    interleaved = arch in ("llama", "granite", "muse-glimmer")
+    interleaved = arch in ("llama", "granite", "muse-glimmer", "smollm3", "ernie4_5")
     assert found["rope"]["style"] == ("interleaved" if interleaved else "halves")
     window = 64 if arch in ("gemma3", "muse-glimmer") else None
     assert found["layers"] == [{"n_layer": tiny.N_LAYER, "window": window}]
@@ -234,7 +245,7 @@ def test_what_cannot_run_is_described_all_the_same(tmp_path: Path) -> None:
     check_sizes(found, path)
     assert (
         "supported: llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, qwen35moe, gemma3, gemma4, "
-        "granite, lfm2, lfm2moe, mistral3, muse-glimmer, olmo2" in found["error"]
+        "granite, lfm2, lfm2moe, mistral3, muse-glimmer, olmo2, smollm3, ernie4_5" in found["error"]
     )
     assert found["architecture"] == "gpt2"
     assert found["shape"]["n_layer"] == tiny.N_LAYER

@@ -15,7 +15,18 @@ from support import tiny_gguf as tiny
 
 
 @pytest.mark.parametrize(
-    "arch", ["llama", "qwen2", "qwen3", "gemma3", "granite", "muse-glimmer", "olmo2"]
+    "arch",
+    [
+        "llama",
+        "qwen2",
+        "qwen3",
+        "gemma3",
+        "granite",
+        "muse-glimmer",
+        "olmo2",
+        "smollm3",
+        "ernie4_5",
+    ],
 )
 def test_versions_2_and_3(tmp_path: Path, arch: str) -> None:
     path = tiny.write(tmp_path / "tiny.gguf", arch)

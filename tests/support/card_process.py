@@ -34,6 +34,8 @@ def few_layers(shape: Shape) -> Shape:
         return shape
     if shape.arch in ("gemma3", "gemma4", "muse-glimmer"):
         return dataclasses.replace(shape, n_layer=2, window_pattern=2)
+    if shape.arch == "smollm3":
+        return dataclasses.replace(shape, n_layer=4)
     if shape.delta:
         return dataclasses.replace(shape, n_layer=2, delta={**shape.delta, "interval": 2})
     if shape.conv:

@@ -10,7 +10,7 @@ engine's float32 is measured against.
 
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
 qwen35, qwen35moe, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3,
-muse-glimmer, olmo2.
+muse-glimmer, olmo2, smollm3, ernie4_5.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from support.delta_rule import causal_convolution, delta_rule, logistic
 Array = NDArray[np.float64]
 
 #: Architectures whose RoPE rotates neighbours (2i, 2i+1); the others rotate (i, i + d/2).
-INTERLEAVED = {"llama", "granite", "mistral3", "muse-glimmer"}
+INTERLEAVED = {"llama", "granite", "mistral3", "muse-glimmer", "smollm3", "ernie4_5"}
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
 NEOX |= {"olmo2"} | (LFM2 := {"lfm2", "lfm2moe"})
 
@@ -201,6 +201,11 @@ class Reference:
             return bool(period[layer])
         return self.window > 0 and layer % period != period - 1
 
+    def _rotates(self, layer: int) -> bool:
+        if self.arch == "smollm3":
+            return layer % 4 != 3
+        return self.arch != "muse-glimmer" or self._sees_a_window(layer)
+
     def _attention(self, layer: int, x: Array) -> Array:
         n, d, group = len(x), self.head_dim, self.n_head // self.n_head_kv
         q = self.linear(x, f"blk.{layer}.attn_q").reshape(n, self.n_head, -1)
@@ -213,9 +218,9 @@ class Reference:
             q = self.norm(q, f"blk.{layer}.attn_q_norm")
             k = self.norm(k, f"blk.{layer}.attn_k_norm")
         rope = self._rope_window if self._sees_a_window(layer) else self._rope_all
-        # In muse-glimmer what sees all is not rotated, and the gate has a matrix of its own.
-        if self.arch != "muse-glimmer" or self._sees_a_window(layer):
+        if self._rotates(layer):
             q, k = self._rope(q, rope), self._rope(k, rope)
+        # Muse Glimmer's gate has a matrix of its own.
         if self.arch == "muse-glimmer":
             gate = self.linear(x, f"blk.{layer}.attn_gate").reshape(n, self.n_head, d)
         q = q * self._temperature(n)[:, None, None]

@@ -23,6 +23,7 @@ mod qwen3;
 mod qwen35;
 mod qwen35moe;
 mod qwen3moe;
+mod smollm3;
 
 const _: () = assert!(config::MOST_EXPERTS <= signature::MOST_EXPERTS);
 
@@ -115,6 +116,17 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "olmo2",
         experts: false,
         plan: olmo2::plan,
+    },
+    Architecture {
+        name: "smollm3",
+        experts: false,
+        plan: smollm3::plan,
+    },
+    // Its dense models: those with experts have a name of their own.
+    Architecture {
+        name: "ernie4_5",
+        experts: false,
+        plan: llama::plan,
     },
 ];
 
