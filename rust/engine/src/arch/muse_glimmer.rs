@@ -4,7 +4,7 @@
 use super::build::{Builder, Scores};
 use crate::config::{Config, RopeScaling};
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Norm, Op, Plan, RopeStyle};
+use crate::plan::{Op, Plan, RopeStyle};
 
 /// The last layer of each so many sees all, where the file does not say.
 const PERIOD: usize = 4;
@@ -61,10 +61,10 @@ pub fn plan(config: &Config) -> Result<Plan> {
             ..heads.scores()
         };
         let delta = b.attend_gated(layer, heads, scores, gate)?;
-        norm_behind(&mut b, layer, delta, "post_attention_norm")?;
+        b.norm_delta_by(layer, delta, "post_attention_norm", EPS_BEHIND)?;
         b.add(delta, x);
         let delta = b.swiglu(layer, x, c.n_ff)?;
-        norm_behind(&mut b, layer, delta, "post_ffw_norm")?;
+        b.norm_delta_by(layer, delta, "post_ffw_norm", EPS_BEHIND)?;
         b.add(delta, x);
     }
     let mut plan = b.logits(x)?;
@@ -72,18 +72,4 @@ pub fn plan(config: &Config) -> Result<Plan> {
     plan.ops.push(Op::Scale { x, factor });
     plan.ops.push(Op::SoftCap { x, cap });
     Ok(plan)
-}
-
-/// Normalizes, in place, what a block of a layer gives.
-fn norm_behind(b: &mut Builder<'_>, layer: usize, x: BufferId, name: &str) -> Result<()> {
-    let group = b.config.n_embd;
-    let Norm { weight, .. } = b.norm(&format!("blk.{layer}.{name}.weight"), group)?;
-    b.push(Op::RmsNorm {
-        x,
-        weight: Some(weight),
-        out: x,
-        group,
-        eps: EPS_BEHIND,
-    });
-    Ok(())
 }
