@@ -10,7 +10,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,11 +44,6 @@ class Asking:
     tools: Sequence[Function] = ()
     #: Variables of the chat template.
     variables: dict[str, Any] | None = None
-    #: The file that the tools are of.
-    path: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.path = inspect.getfile(self.tools[0]) if self.tools else ""
 
     def ask(
         self,
@@ -94,7 +89,8 @@ class Asking:
         except ArgumentError as e:  # of what the model gave
             message = call.reply(f"error: {e}")
         except (Exception, SystemExit) as e:
-            say(f"{_place(e, self.path)}: {_named(e)}", err=True)
+            file = inspect.getfile(self.tools[0])
+            say(f"{_place(e, file)}: {_named(e)}", err=True)
             message = call.reply(f"error: {_named(e)}")
         said = message["content"]
         cut = f"{said[:SHOWN]}... ({len(said):,} characters)" if len(said) > SHOWN else said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from onegraph.cli.files import text_of
 from onegraph.cli.options import MODEL, given, model_options
 from onegraph.cli.terminal import debug_option, progress
 from onegraph.errors import FileError
+from onegraph.hub.cache import whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,20 +102,14 @@ def _lines(found: list[tuple[str, str, str]], vectors: NDArray[np.float32]) -> I
 
 
 def _write(path: Path, found: list[tuple[str, str, str]], vectors: NDArray[np.float32]) -> None:
-    """Writes the file whole or not at all."""
     import numpy as np
 
-    unfinished = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
-        try:
-            with unfinished.open("xb") as out:
-                if path.suffix == ".npy":
-                    np.save(out, vectors)
-                else:
-                    out.writelines(line.encode() for line in _lines(found, vectors))
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with whole(path) as out:
+            if path.suffix == ".npy":
+                np.save(out, vectors)
+            else:
+                out.writelines(line.encode() for line in _lines(found, vectors))
     except (OSError, ValueError) as e:
         reason = getattr(e, "strerror", None) or e
         raise FileError(f"cannot write {path}: {reason}; give another path") from e
