@@ -166,20 +166,7 @@ def test_an_expert_of_every_token(tmp_path: Path) -> None:
     assert found["layers"] == [{"n_layer": 10, "window": None}]
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [
-        "llama",
-        "qwen2",
-        "qwen3",
-        "gemma3",
-        "granite",
-        "muse-glimmer",
-        "olmo2",
-        "smollm3",
-        "ernie4_5",
-    ],
-)
+@pytest.mark.parametrize("arch", tiny.ARCHITECTURES)
 def test_every_architecture(tmp_path: Path, arch: str) -> None:
     path = tiny.write(tmp_path / "tiny.gguf", arch)
     found = info(path)

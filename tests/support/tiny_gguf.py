@@ -13,6 +13,12 @@ N_LAYER, N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM, N_VOCAB, N_CTX = 2, 64, 96, 
 TOKENS = [*"abcdefgh", "ab", "cd", "<s>", "</s>"]
 CHAT_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}\nsecond line"
 
+#: What `write` knows.
+ARCHITECTURES = [
+    *("llama", "qwen2", "qwen3", "gemma3", "granite", "muse-glimmer", "olmo2", "smollm3"),
+    "ernie4_5",
+]
+
 
 def tensors(arch: str) -> Iterator[tuple[str, NDArray[Any]]]:
     """Name and float values of every tensor, in the order they are written."""
