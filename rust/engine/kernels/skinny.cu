@@ -15,7 +15,7 @@
 // variant.cuh: WARPS, W_TILES (tiles of a group; every matrix has whole groups), RING (superblocks of groups
 // in flight a warp), AHEAD (those of them that are asked for before x), ROUND (groups a warp between two
 // cluster barriers), SETS (of sums: 2 where there are several rounds), SHARED_BYTES, NORM, X_SUMS,
-// X_OFFSETS, WARPGROUPS (none), PACKED (up to four rows), N_TILES (one) and what epilogue.cuh needs.
+// X_OFFSETS, WARPGROUPS (none), N_TILES (one) and what epilogue.cuh needs.
 #include "epilogue.cuh"
 #include "norm.cuh"
 #include "superblock.cuh"
@@ -35,7 +35,7 @@ constexpr uint32_t SET = N_PARTS * BATCH * PAIR;
 
 static_assert(HAS_CLUSTERS && HAS_BULK_COPIES && !WARPGROUPS, "of 9.0 and above");
 static_assert(N_PARTS == TILE_ROWS / 2, "a block ends a pair of every tile");
-static_assert(N_TILES == 1 && RANKS == 0 && (W_TILES == 1 || !PACKED), "a tile of x");
+static_assert(N_TILES == 1 && RANKS == 0, "a tile of x");
 static_assert(BATCH * X_TILE_ROWS <= THREADS && THREADS % X_TILE_ROWS == 0, "a thread ends one pair a round");
 static_assert(SHARED_BYTES == WARPS * RING * STAGE + PART_SB * XTile::BYTES + N_SB * X_TILE_ROWS * 4 +
                                   SETS * (SET * 4 + 8),
@@ -51,107 +51,12 @@ struct Params {
     QkvRotation rotation;
 };
 
-// What a lane has of a tile's sums: those of add_superblock, or, where rows are packed, of row lane % 4
-// those of rows g and g + 8.
-template <bool packed>
-struct OwnOf {
-    using Type = Sums;
-};
-template <>
-struct OwnOf<true> {
-    using Type = float[2];
-};
-using Own = OwnOf<PACKED>::Type;
-
-// The same with both limbs of four rows as the columns of B.
-template <typename T>
-DEVICE void add_packed_superblock(const uint8_t* tile, const uint8_t* x, uint32_t lane, float (&y)[2]) {
-    constexpr int SUBS = 64 / T::SUB;   // sub-blocks of a chain
-    constexpr int STEPS = T::SUB / 16;  // of a sub-block
-    const uint32_t g = lane / 4, q = lane % 4;
-    const typename T::Row rows[2] = {T::row(tile, g), T::row(tile, g + 8)};
-    const float factor = reinterpret_cast<const float*>(x + XTile::FACTORS)[q];
-#pragma unroll
-    for (int t = 0; t < 4; t++) {
-        float p[2] = {};
-        if constexpr (T::OFFSETS == SHARED_OFFSETS) {
-            if (t == 0) {
-                float sum[4] = {};
-#pragma unroll
-                for (int k = 0; k < EIGHTS; k++) {
-                    uint32_t a[4];
-                    minimums<T, X_SUMS>(tile, g, q, k, a);
-                    const uint2 v = *reinterpret_cast<const uint2*>(x + PackedFragments::SUMS +
-                                                                    256 * k + lane * 8);
-                    const uint32_t b[2] = {v.x, v.y};
-                    mma_m16n8k16_f16_f32(sum, a, b, sum);
-                }
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    const float m = fma_rn(sum[2 * r], 16384.0f, sum[2 * r + 1]);
-                    p[r] = mul_rn(-T::dmin(tile, g + 8 * r), m);
-                }
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < SUBS; i++) {
-            if constexpr (LOADS_IN_ORDER<T>) __syncwarp();
-            const int j = t + 4 * i;
-            const int sub = j * T::SUB / 32;  // of 32 columns
-            const auto quants = T::load(tile, lane, sub / 2);
-            const uint8_t* at = x + sub * PackedFragments::SUB_STRIDE + lane * 16;
-            uint32_t b[STEPS][2];
-            if constexpr (STEPS == 2) {
-                const uint4 v = *reinterpret_cast<const uint4*>(at);
-                b[0][0] = v.x, b[0][1] = v.y;
-                b[STEPS - 1][0] = v.z, b[STEPS - 1][1] = v.w;
-            } else {
-                const uint2 v = *reinterpret_cast<const uint2*>(at + j % 2 * 8);
-                b[0][0] = v.x, b[0][1] = v.y;
-            }
-            float sum[4] = {};
-#pragma unroll
-            for (int step = 0; step < STEPS; step++) {
-                uint32_t a[4];
-                T::fragment(quants, sub % 2, STEPS == 2 ? step : j % 2, a);
-                mma_m16n8k16_f16_f32(sum, a, b[step], sum);
-            }
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const auto chain = T::chain(rows[r], t);
-                p[r] = fma_rn(T::scale(chain, i), fma_rn(sum[2 * r], 4096.0f, sum[2 * r + 1]), p[r]);
-                if constexpr (T::OFFSETS == OWN_OFFSETS) {
-                    const float of_x =
-                        reinterpret_cast<const float*>(x + PackedFragments::offsets(j))[q];
-                    p[r] = fma_rn(T::offset(chain, i), of_x, p[r]);
-                }
-            }
-        }
-#pragma unroll
-        for (int r = 0; r < 2; r++) y[r] = fma_rn(factor, p[r], y[r]);
-    }
-}
-
 // Stores them in block g, of those of m rows that this lane has.
-DEVICE void store_sums(float* to, uint32_t g, uint32_t q, uint32_t m, const float (&y)[2],
-                       uint64_t* barrier) {
-    if (q < m) store_async(to + 2 * q, g, make_float2(y[0], y[1]), barrier);
-}
-DEVICE void store_sums(float* to, uint32_t g, uint32_t q, uint32_t m, const Sums& y,
-                       uint64_t* barrier) {
+DEVICE void store_sums(float* to, uint32_t g, uint32_t q, uint32_t m, const Sums& y, uint64_t* barrier) {
 #pragma unroll
     for (int w = 0; w < W_TILES; w++) {
         const float4 both = make_float4(y[w][0][0], y[w][0][2], y[w][0][1], y[w][0][3]);
         if (2 * q < m) store_async(to + w * PAIR + 4 * q, g, both, barrier);
-    }
-}
-
-template <typename T>
-DEVICE void add(const uint8_t* tile, const uint8_t* x, uint32_t lane, Own& y) {
-    if constexpr (PACKED) {
-        add_packed_superblock<T>(tile, x, lane, y);
-    } else {
-        add_superblock<T>(tile, x, lane, y);
     }
 }
 
@@ -301,27 +206,26 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
         if (threadIdx.x == 0) {
             const uint32_t left = groups - round * GROUPS, its = left < GROUPS ? left : GROUPS;
             const uint32_t of_norm = NORM && round == 0 ? N_SB * p.m * 4 : 0;
-            const uint32_t rows = PACKED ? p.m : (p.m + 1) / 2 * 2;
+            const uint32_t rows = (p.m + 1) / 2 * 2;
             barrier_expect(met + round % SETS, its * W_TILES * N_PARTS * rows * 8 + of_norm);
         }
         if (round > 0) ask(round, positions[ROTATES ? m : 0]);
 #pragma unroll 1
         for (uint32_t j = round * ROUND; j < my_groups && j < (round + 1) * ROUND; j++) {
             const uint32_t tile = first_tile(warp + j * WARPS);
-            Own y = {};
+            Sums y = {};
 #pragma unroll 1
             for (uint32_t s = 0; s < n_sb; s++) {
                 barrier_wait(arrived + stage, phase);
                 with_type(p, tile, [&](auto type) {
-                    add<decltype(type)>(ring + stage * STAGE, x + s * XTile::BYTES, lane, y);
+                    add_superblock<decltype(type)>(ring + stage * STAGE, x + s * XTile::BYTES, lane, y);
                 });
                 __syncwarp();
                 issue(stage);
                 if (++stage == RING) stage = 0, phase ^= 1;
             }
             float* to = set + (rank * BATCH + (warp + (j - round * ROUND) * WARPS) * W_TILES) * PAIR;
-            uint64_t* its = met + round % SETS;
-            store_sums(to, g, q, p.m, y, its);
+            store_sums(to, g, q, p.m, y, met + round % SETS);
         }
         if ((round + 1) * GROUPS >= groups) STAMP(STAMP_SUMMED);
         delay_block();

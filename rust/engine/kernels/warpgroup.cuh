@@ -16,7 +16,8 @@ constexpr bool HAS_WARPGROUPS = ARCH_AT_LEAST(900) && !ARCH_AT_LEAST(901);
 constexpr bool HAS_WARPGROUPS = true;
 
 // C's registers, %0 on, behind them those of A, B and `adds`.
-#define NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define NAMES_4 "%0, %1, %2, %3"
+#define NAMES_8 NAMES_4 ", %4, %5, %6, %7"
 #define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES_32 \
     NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -40,6 +41,8 @@ constexpr bool HAS_WARPGROUPS = true;
 #define WGMMA_FLOATS(CHUNKS, COLUMNS, ...)                                                    \
     WGMMA(wgmma_registers, float, CHUNKS, "m64n" COLUMNS "k16.f32.f16.f16", ", 1, 1, 0",      \
           __VA_ARGS__)
+WGMMA_FLOATS(1, "8", NAMES_4, "%4, %5, %6, %7", "%8", "%9", CHUNK(FLOATS, 0))
+WGMMA_FLOATS(2, "16", NAMES_8, "%8, %9, %10, %11", "%12", "%13", CHUNKS_2(FLOATS, 0))
 WGMMA_FLOATS(4, "32", NAMES_16, "%16, %17, %18, %19", "%20", "%21", CHUNKS_4(FLOATS, 0))
 WGMMA_FLOATS(8, "64", NAMES_32, "%32, %33, %34, %35", "%36", "%37", CHUNKS_8(FLOATS, 0))
 WGMMA_FLOATS(16, "128", NAMES_64, "%64, %65, %66, %67", "%68", "%69", CHUNKS_8(FLOATS, 0),
@@ -68,6 +71,7 @@ WGMMA_BYTES(wgmma_u8_u8, "u8.u8")
 #undef NAMES_32
 #undef NAMES_16
 #undef NAMES_8
+#undef NAMES_4
 #else
 constexpr bool HAS_WARPGROUPS = false;
 #endif
