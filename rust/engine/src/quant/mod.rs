@@ -47,8 +47,8 @@ use i16_blocks::{I16Blocks, I16_ID};
 pub use kv::{KvBlock, KvKernel, KvVisitor, KV_HEAD_MULTIPLE};
 
 pub use integers::{
-    four, Integers, Offsets, Scale, Sink, Words, BLOCKS, COLUMNS, LIMB, MINS, MIN_WORDS,
-    OFFSET_SUBS, SUBS, SUM_BITS, WIDE_UNIT, WORDS,
+    four, Integers, Offsets, Scale, Sink, Words, BLOCKS, COLUMNS, MINS, MIN_WORDS, OFFSET_SUBS,
+    SUBS, WORDS, X_BLOCK,
 };
 
 /// A block format. The CPU backend compiles one dot product for each implementor, under its own

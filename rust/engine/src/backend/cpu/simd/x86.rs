@@ -3,9 +3,8 @@
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-use super::{byte_limbs, fold_8, pair_limbs, Arithmetic, Group, Isa, Limbs, Word, Words};
+use super::{fold_8, pair_factors, Arithmetic, Factors, Group, Isa, Word, Words};
 use super::{COLUMNS, LANES};
-use crate::quant::{four, SUBS};
 
 /// The hardware's conversion: as [`crate::quant::Plain`]'s, but a signalling NaN becomes quiet.
 #[inline(always)]
@@ -22,34 +21,6 @@ fn prefetch(bytes: &[u8]) {
     for line in bytes.chunks(LINE) {
         // SAFETY: SSE is part of every x86-64; a prefetch reads nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
-    }
-}
-
-/// What is added to weights: multiply-adds of bytes take them without sign. The sums start from
-/// the products with as much less.
-const BIAS: i32 = 128;
-
-const NO_BYTES: [i8; COLUMNS] = [0; COLUMNS];
-
-/// [`byte_limbs`], and what the sums start from.
-#[inline(always)]
-fn biased_limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
-    let [a, b, c, carry] = &byte_limbs(x, out);
-    let (starts, starts_32) = out.starts.split_at_mut(SUBS);
-    for (limb, planes) in [[a, carry], [b, &NO_BYTES], [c, &NO_BYTES]]
-        .into_iter()
-        .enumerate()
-    {
-        for (i, start) in starts.iter_mut().enumerate() {
-            let sum = |plane: &[i8; COLUMNS]| {
-                let bytes = plane[16 * i..16 * i + 16].iter();
-                bytes.map(|byte| i32::from(*byte)).sum::<i32>()
-            };
-            start[limb] = -BIAS * (sum(planes[0]) + sum(planes[1]));
-        }
-    }
-    for (start, [first, second]) in starts_32.iter_mut().zip(starts.as_chunks().0) {
-        *start = std::array::from_fn(|limb| first[limb] + second[limb]);
     }
 }
 
@@ -184,11 +155,7 @@ macro_rules! set {
             type Acc = [Floats; $strips];
             const STRIPS: usize = $strips;
             const COLUMNS: usize = COLUMNS_OF_FLOATS;
-            const INT_COLUMNS: usize = if VNNI {
-                COLUMNS_OF_BYTES
-            } else {
-                COLUMNS_OF_PAIRS
-            };
+            const INT_COLUMNS: usize = COLUMNS_OF_INTEGERS;
 
             #[inline(always)]
             fn zeros() -> Self::Acc {
@@ -251,8 +218,7 @@ macro_rules! set {
             }
 
             type Words = Integers;
-            // Of bytes `a`, `b`, `c`; of 16 bits `hi`, `lo`.
-            type Sums = [Integers; 3];
+            type Sums = Integers;
 
             #[inline(always)]
             fn no_words() -> Integers {
@@ -310,12 +276,8 @@ macro_rules! set {
             }
 
             #[inline(always)]
-            fn limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
-                if VNNI {
-                    biased_limbs(x, out);
-                } else {
-                    pair_limbs(x, out);
-                }
+            fn factors(x: &[i32; COLUMNS], out: &mut Factors) {
+                pair_factors(x, out);
             }
 
             #[inline(always)]
@@ -337,83 +299,24 @@ macro_rules! set {
 
             #[inline(always)]
             fn weights(q: Integers) -> Integers {
-                if VNNI {
-                    q.xor(four(BIAS as u8))
-                } else {
-                    q
-                }
+                q
             }
 
             #[inline(always)]
-            fn start(starts: &[i32; 3]) -> Self::Sums {
-                // SAFETY: as above.
-                unsafe {
-                    if VNNI {
-                        [
-                            set1_epi32(starts[0]),
-                            set1_epi32(starts[1]),
-                            set1_epi32(starts[2]),
-                        ]
-                    } else {
-                        [zero_integers(); 3]
-                    }
-                }
+            fn no_sums() -> Integers {
+                Self::no_words()
             }
 
             #[inline(always)]
-            fn dot(q: Integers, x: &[Word; 4], [a, b, c]: Self::Sums) -> Self::Sums {
-                if VNNI {
-                    // SAFETY: as above, and only for processors with AVX-VNNI where the flag is set.
-                    unsafe {
-                        [
-                            dpbusd(a, q, Self::word(x[0])),
-                            dpbusd(b, q, Self::word(x[1])),
-                            dpbusd(c, q, Self::word(x[2])),
-                        ]
-                    }
-                } else {
-                    let (even, odd) = pairs(q);
-                    let hi = Self::dot_pairs(even, Self::word(x[0]), a);
-                    let lo = Self::dot_pairs(even, Self::word(x[2]), b);
-                    [
-                        Self::dot_pairs(odd, Self::word(x[1]), hi),
-                        Self::dot_pairs(odd, Self::word(x[3]), lo),
-                        c,
-                    ]
-                }
+            fn dot(q: Integers, x: &[Word; 2], sums: Integers) -> Integers {
+                let (even, odd) = pairs(q);
+                let sums = Self::dot_pairs(even, Self::word(x[0]), sums);
+                Self::dot_pairs(odd, Self::word(x[1]), sums)
             }
 
             #[inline(always)]
-            fn dot_carry(q: Integers, x: &[Word; 4], [a, b, c]: Self::Sums) -> Self::Sums {
-                if VNNI {
-                    // SAFETY: as in `dot`.
-                    let a = unsafe { dpbusd(a, q, Self::word(x[3])) };
-                    [a, b, c]
-                } else {
-                    [a, b, c]
-                }
-            }
-
-            #[inline(always)]
-            fn rounded([a, b, c]: Self::Sums, is_narrow: bool) -> Floats {
-                // SAFETY: as above.
-                unsafe {
-                    let (high, low, unit) = if VNNI {
-                        let low = add_epi32(slli_epi32::<8>(b), c);
-                        if is_narrow {
-                            (a, low, 65536.0)
-                        } else {
-                            let high = slli_epi32::<4>(a);
-                            let high = add_epi32(high, srai_epi32::<12>(low));
-                            let low = and(low, set1_epi32(4095));
-                            (high, low, 4096.0)
-                        }
-                    } else {
-                        (a, b, 4096.0)
-                    };
-                    let (high, low) = (cvtepi32_ps(high), cvtepi32_ps(low));
-                    fmadd_ps(high, set1_ps(unit), low)
-                }
+            fn rounded(sums: Integers) -> Floats {
+                Self::floats(sums)
             }
         }
     };
@@ -425,24 +328,22 @@ mod avx2 {
         __m256 as Floats, __m256i as Integers, _mm256_add_epi32 as add_epi32,
         _mm256_add_ps as add_ps, _mm256_and_si256 as and, _mm256_broadcastsi128_si256 as broadcast,
         _mm256_castsi256_ps as cast, _mm256_cvtepi32_ps as cvtepi32_ps,
-        _mm256_dpbusd_avx_epi32 as dpbusd, _mm256_fmadd_ps as fmadd_ps, _mm256_mul_ps as mul_ps,
-        _mm256_or_si256 as or, _mm256_set1_epi32 as set1_epi32, _mm256_set1_ps as set1_ps,
+        _mm256_fmadd_ps as fmadd_ps, _mm256_mul_ps as mul_ps, _mm256_or_si256 as or,
+        _mm256_set1_epi32 as set1_epi32, _mm256_set1_ps as set1_ps,
         _mm256_setzero_ps as zero_floats, _mm256_setzero_si256 as zero_integers,
         _mm256_shuffle_epi8 as shuffle_epi8, _mm256_slli_epi16 as slli_epi16,
-        _mm256_slli_epi32 as slli_epi32, _mm256_sllv_epi32 as sllv_epi32,
-        _mm256_srai_epi16 as srai_epi16, _mm256_srai_epi32 as srai_epi32,
-        _mm256_srlv_epi32 as srlv_epi32, _mm256_sub_epi32 as sub_epi32,
-        _mm256_unpackhi_epi32 as unpackhi_epi32, _mm256_unpackhi_epi64 as unpackhi_epi64,
-        _mm256_unpacklo_epi32 as unpacklo_epi32, _mm256_unpacklo_epi64 as unpacklo_epi64,
-        _mm256_xor_ps as xor_ps, _mm256_xor_si256 as xor,
+        _mm256_sllv_epi32 as sllv_epi32, _mm256_srai_epi16 as srai_epi16,
+        _mm256_srai_epi32 as srai_epi32, _mm256_srlv_epi32 as srlv_epi32,
+        _mm256_sub_epi32 as sub_epi32, _mm256_unpackhi_epi32 as unpackhi_epi32,
+        _mm256_unpackhi_epi64 as unpackhi_epi64, _mm256_unpacklo_epi32 as unpacklo_epi32,
+        _mm256_unpacklo_epi64 as unpacklo_epi64, _mm256_xor_ps as xor_ps, _mm256_xor_si256 as xor,
     };
 
     use super::*;
 
     // Of 16 registers: 12 accumulators, 3 of x, 1 of w; of integers 12, 1 of x, 2 of w.
     const COLUMNS_OF_FLOATS: usize = 3;
-    const COLUMNS_OF_BYTES: usize = 4;
-    const COLUMNS_OF_PAIRS: usize = 6;
+    const COLUMNS_OF_INTEGERS: usize = 6;
 
     /// # Safety
     /// There is a word at each place.
@@ -491,24 +392,22 @@ mod avx512 {
         __m512 as Floats, __m512i as Integers, _mm512_add_epi32 as add_epi32,
         _mm512_add_ps as add_ps, _mm512_and_si512 as and, _mm512_broadcast_i32x4 as broadcast,
         _mm512_castsi512_ps as cast, _mm512_cvtepi32_ps as cvtepi32_ps,
-        _mm512_dpbusd_epi32 as dpbusd, _mm512_fmadd_ps as fmadd_ps, _mm512_mul_ps as mul_ps,
-        _mm512_or_si512 as or, _mm512_set1_epi32 as set1_epi32, _mm512_set1_ps as set1_ps,
+        _mm512_fmadd_ps as fmadd_ps, _mm512_mul_ps as mul_ps, _mm512_or_si512 as or,
+        _mm512_set1_epi32 as set1_epi32, _mm512_set1_ps as set1_ps,
         _mm512_setzero_ps as zero_floats, _mm512_setzero_si512 as zero_integers,
         _mm512_shuffle_epi8 as shuffle_epi8, _mm512_slli_epi16 as slli_epi16,
-        _mm512_slli_epi32 as slli_epi32, _mm512_sllv_epi32 as sllv_epi32,
-        _mm512_srai_epi16 as srai_epi16, _mm512_srai_epi32 as srai_epi32,
-        _mm512_srlv_epi32 as srlv_epi32, _mm512_sub_epi32 as sub_epi32,
-        _mm512_unpackhi_epi32 as unpackhi_epi32, _mm512_unpackhi_epi64 as unpackhi_epi64,
-        _mm512_unpacklo_epi32 as unpacklo_epi32, _mm512_unpacklo_epi64 as unpacklo_epi64,
-        _mm512_xor_ps as xor_ps, _mm512_xor_si512 as xor,
+        _mm512_sllv_epi32 as sllv_epi32, _mm512_srai_epi16 as srai_epi16,
+        _mm512_srai_epi32 as srai_epi32, _mm512_srlv_epi32 as srlv_epi32,
+        _mm512_sub_epi32 as sub_epi32, _mm512_unpackhi_epi32 as unpackhi_epi32,
+        _mm512_unpackhi_epi64 as unpackhi_epi64, _mm512_unpacklo_epi32 as unpacklo_epi32,
+        _mm512_unpacklo_epi64 as unpacklo_epi64, _mm512_xor_ps as xor_ps, _mm512_xor_si512 as xor,
     };
 
     use super::*;
 
     // Of 32 registers: 24 accumulators, 6 of x, 1 of w; of integers 18 or 12, 6 chains, 1 or 2 of w.
     const COLUMNS_OF_FLOATS: usize = 6;
-    const COLUMNS_OF_BYTES: usize = 6;
-    const COLUMNS_OF_PAIRS: usize = 6;
+    const COLUMNS_OF_INTEGERS: usize = 6;
 
     /// # Safety
     /// There is a word at each place.
