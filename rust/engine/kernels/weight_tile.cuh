@@ -318,7 +318,7 @@ struct Terms {
     static constexpr int step(int i) { return i % STEPS; }
 
     // Of sub-block j, of quants that hold it.
-    DEVICE void set(const typename T::Quants& quants, int j) {
+    void set(const typename T::Quants& quants, int j) {
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
             const int h = STEPS == 2 ? step : j % 2;
