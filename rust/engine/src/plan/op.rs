@@ -54,6 +54,10 @@ pub enum Gating {
     SelectedSoftmax,
 }
 
+/// Counts up with every change of a bit that a definition below states: what was computed by another
+/// arithmetic, and kept, is not read.
+pub const ARITHMETIC: u32 = 2;
+
 /// One operation. Buffers hold float32 rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
