@@ -62,15 +62,13 @@ DEVICE Fixed fixed_point(const float (&v)[8]) {
         const uint32_t bits = float_as_u32(fabsf(v[e]));
         most = most > bits ? most : bits;
     }
-    const auto larger = [&](uint32_t distance) {
+    x.most = warp_max_u32(most);
+#pragma unroll
+    for (uint32_t distance = 1; distance < 4; distance *= 2) {
         const uint32_t other = __shfl_xor_sync(FULL_WARP, most, distance);
         most = most > other ? most : other;
-    };
-    larger(1), larger(2);
-    const uint32_t own = field_of(most);
-    larger(4), larger(8), larger(16);
-    x.most = most;
-    const uint32_t field = field_of(most);
+    }
+    const uint32_t own = field_of(most), field = field_of(x.most);
     // Exponents that the block lies below the superblock.
     const uint32_t below = field - own;
     const int32_t shift = static_cast<int32_t>(below < 20 ? below : 20);
@@ -162,11 +160,10 @@ DEVICE void store_bytes(const Fixed& x, uint32_t lane, uint8_t* to) {
 // The sum of H over the lane's 8 LANES columns, the same in its lanes: exact.
 template <uint32_t LANES>
 DEVICE float sum_of_columns(const Fixed& x) {
-    float h[8];
-    values_of(x, h);
     float sum = 0.0f;
 #pragma unroll
-    for (int e = 0; e < 8; e++) sum = add_rn(sum, h[e]);
+    for (int i = 0; i < 4; i++) sum = add_rn(add_rn(sum, f16x2_low(x.h[i])), f16x2_high(x.h[i]));
+    sum = mul_rn(sum, threadIdx.x % 2 ? 16.0f : 1.0f);
 #pragma unroll
     for (uint32_t distance = 1; distance < LANES; distance *= 2) {
         sum = add_rn(sum, __shfl_xor_sync(FULL_WARP, sum, distance));

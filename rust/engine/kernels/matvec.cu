@@ -396,10 +396,11 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
     // Behind x, which would wait for them.
 #pragma unroll 1
     for (uint32_t u = AHEAD; u < RING; u++) issue(u);
+    // All of the warp's superblocks side by side: each waits for lanes of its own. What lies behind the last is
+    // zeros, and has a place too.
 #pragma unroll
     for (uint32_t s = 0; s < SB_WARP; s++) {
         const uint32_t sb = wk + s * WARPS_K;
-        if (sb >= ALL_SB) break;
         if constexpr (GATE != UNGATED) pass_gate(raw[s], gates[s % GATES], gate_weight, p.gated.eps);
         if (is_shared(sb)) {
             const float one = finite_sigmoid_f32(shared_gate);
@@ -408,18 +409,25 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
         }
         if constexpr (NORM) {
             const float square = superblock_squares(raw[s]);
-            if (lane == 0 && wr == 0) squares[sb] = square;
+            if (lane == 0 && wr == 0 && sb < ALL_SB) squares[sb] = square;
 #pragma unroll
             for (int e = 0; e < 8; e++) raw[s][e] = mul_rn(raw[s][e], norm[s][e]);
         }
-        const Fixed fixed = fixed_point(raw[s]);
-        if (overflows(fixed) && lane == 0) {
+    }
+    Fixed fixed[SB_WARP];
+#pragma unroll
+    for (uint32_t s = 0; s < SB_WARP; s++) fixed[s] = fixed_point(raw[s]);
+#pragma unroll
+    for (uint32_t s = 0; s < SB_WARP; s++) store_row(fixed[s], lane, x + s * X_SB);
+#pragma unroll
+    for (uint32_t s = 0; s < SB_WARP; s++) {
+        const uint32_t sb = wk + s * WARPS_K;
+        if (lane == 0 && wr == 0 && sb < ALL_SB) factors[sb] = fixed[s].factor;
+        if (overflows(fixed[s]) && lane == 0) {
             Overflows to = p.overflows;
             if (is_shared(sb)) to.product = p.shared.product;
-            report_overflow(to, row_of_batch(pair), fixed);
+            report_overflow(to, row_of_batch(pair), fixed[s]);
         }
-        store_row(fixed, lane, x + s * X_SB);
-        if (lane == 0 && wr == 0) factors[sb] = fixed.factor;
     }
     if constexpr (EPILOGUE == EPILOGUE_QKV) {
         if (threadIdx.x < FIRST_PAIRS) first_rotation[threadIdx.x] = rotation;

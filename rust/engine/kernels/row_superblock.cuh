@@ -19,6 +19,10 @@ template <typename T>
 constexpr bool IS_ABOVE = T::ABOVE > 0;
 constexpr bool NEEDS_ABOVE =
     IS_ABOVE<Segment0> || IS_ABOVE<Segment1> || IS_ABOVE<Segment2> || IS_ABOVE<Segment3>;
+template <typename T>
+constexpr bool HAS_OFFSETS = T::OFFSETS == OWN_OFFSETS;
+constexpr bool NEEDS_OFFSETS =
+    HAS_OFFSETS<Segment0> || HAS_OFFSETS<Segment1> || HAS_OFFSETS<Segment2> || HAS_OFFSETS<Segment3>;
 
 // A superblock of x. Of each pair of sub-blocks of 32: the first, zeros, the second, X_SUB_BYTES each, so that
 // of two neighbours in B one reads x and zeros where the other reads zeros and x; behind them zeros for all
@@ -68,12 +72,16 @@ DEVICE void store_row(const Fixed& x, uint32_t lane, uint8_t* x_sb) {
             reinterpret_cast<float*>(x_sb + X_ABOVE)[lane / 2] = offset_sum(of_16);
         }
     }
-    const float of_32 = sum_of_columns<4>(x);
-    if constexpr (MINIMUMS % 16) {
-        const uint32_t sum = sixteens(of_32);
-        if (lane % 4 == 0) sums[sub] = sum;
+    if constexpr (NEEDS_OFFSETS || MINIMUMS % 16) {
+        const float of_32 = sum_of_columns<4>(x);
+        if constexpr (MINIMUMS % 16) {
+            const uint32_t sum = sixteens(of_32);
+            if (lane % 4 == 0) sums[sub] = sum;
+        }
+        if (NEEDS_OFFSETS && lane % 4 == 0) {
+            reinterpret_cast<float*>(x_sb + X_OFFSETS)[sub] = offset_sum(of_32);
+        }
     }
-    if (lane % 4 == 0) reinterpret_cast<float*>(x_sb + X_OFFSETS)[sub] = offset_sum(of_32);
 }
 
 // A superblock of x as a lane's share of B, zero but for one column: in registers, b[step] of the sixteen...
@@ -169,45 +177,50 @@ template <typename T, int EACH, typename X>
 DEVICE void sums_of_halves(const typename T::Quants (&quants)[4], uint32_t t, const uint8_t* x_sb,
                            const X& x, float (&sums)[EACH][2]) {
     static_assert(!SPLITS_QUANTS<T>, "as bytes");
-    // By two chains of eight products: of sub-blocks of 32 either step, of those of 16 either half of a quarter.
-    float part[2][4] = {};
+    // By four chains of products, that none waits for more than three before it: of sub-blocks of 32 either step,
+    // of those of 16 either half of a quarter; and of quarters the even ones and the odd ones, of which one is zero.
+    float part[2][2][4] = {};
     if constexpr (T::ABOVE > 0) {
         static_assert(16 * (2 * T::ABOVE - 1) < 1024 && T::SUB * T::ABOVE < 1024, "exact");
         const float4 of_16 = reinterpret_cast<const float4*>(x_sb + X_ABOVE)[t];
         constexpr float LESS = -T::ABOVE;
-        if constexpr (T::SUB == 16) {
-            part[0][0] = part[0][2] = mul_rn(of_16.x, LESS);
-            part[0][1] = part[0][3] = mul_rn(of_16.y, LESS);
-            part[1][0] = part[1][2] = mul_rn(of_16.z, LESS);
-            part[1][1] = part[1][3] = mul_rn(of_16.w, LESS);
-        } else {
-            // Each step its own columns'.
-            part[0][0] = part[0][2] = mul_rn(of_16.x, LESS);
-            part[1][0] = part[1][2] = mul_rn(of_16.y, LESS);
-            part[0][1] = part[0][3] = mul_rn(of_16.z, LESS);
-            part[1][1] = part[1][3] = mul_rn(of_16.w, LESS);
+        const float first[2] = {of_16.x, T::SUB == 16 ? of_16.z : of_16.y};
+        const float second[2] = {T::SUB == 16 ? of_16.y : of_16.z, of_16.w};
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            part[0][i][0] = part[0][i][2] = mul_rn(first[i], LESS);
+            part[0][i][1] = part[0][i][3] = mul_rn(second[i], LESS);
         }
     }
 #pragma unroll
-    for (int n = 0; n < 16; n++) {
-        if (n == 8 && LOADS_LATE<T> && !HOLDS_COLUMNS && AHEAD == RING) __syncwarp();
-        uint32_t a[4];
-        if constexpr (T::ABOVE > 0) {
-            T::stored_fragment(quants[n / 4], n / 2 % 2, n % 2, a);
-        } else {
-            T::fragment(quants[n / 4], n / 2 % 2, n % 2, a);
+    for (int half = 0; half < 2; half++) {
+        if (half && LOADS_LATE<T> && !HOLDS_COLUMNS && AHEAD == RING) __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            // Quarters 0 and 1 in turn, then 2 and 3.
+            const int v = 2 * half + i % 2, n = i / 2;
+            uint32_t a[4], b[2];
+            if constexpr (T::ABOVE > 0) {
+                T::stored_fragment(quants[v], n / 2, n % 2, a);
+            } else {
+                T::fragment(quants[v], n / 2, n % 2, a);
+            }
+            step_of<T>(x, 4 * v + n, b);
+            float(&sum)[4] = part[v % 2][T::SUB == 32 ? n % 2 : n / 2];
+            mma_m16n8k16_f16_f32(sum, a, b, sum);
         }
-        uint32_t b[2];
-        step_of<T>(x, n, b);
-        float(&sum)[4] = part[T::SUB == 32 ? n % 2 : n / 2 % 2];
-        mma_m16n8k16_f16_f32(sum, a, b, sum);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) part[0][i][e] = add_rn(part[0][i][e], part[1][i][e]);
     }
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const int e = 2 * r + i % 2;
-            sums[i][r] = EACH == 4 ? part[i / 2][e] : add_rn(part[0][e], part[1][e]);
+            sums[i][r] = EACH == 4 ? part[0][i / 2][e] : add_rn(part[0][0][e], part[0][1][e]);
         }
     }
 }

@@ -12,12 +12,13 @@
 // for the preceding kernel. With NORM, x is first multiplied by the norm's weight and the result by
 // 1/rms(x): each block sends its part of a row's squares to the others.
 //
-// variant.cuh: WARPS, W_TILES (tiles of a group; every matrix has whole groups), RING (superblocks of groups
+// variant.cuh: ROWS (of x, at most), WARPS, W_TILES (tiles of a group; every matrix has whole groups), RING (superblocks of groups
 // in flight a warp), AHEAD (those of them that are asked for before x), ROUND (groups a warp between two
 // cluster barriers), SETS (of sums: 2 where there are several rounds), SHARED_BYTES, NORM, X_SUMS,
 // X_OFFSETS, WARPGROUPS (none), N_TILES (one) and what epilogue.cuh needs.
 #include "epilogue.cuh"
 #include "norm.cuh"
+constexpr bool FEW_ROWS = ROWS < 8;
 #include "superblock.cuh"
 
 constexpr uint32_t THREADS = 32 * WARPS;
@@ -28,16 +29,17 @@ constexpr uint32_t BATCH = GROUPS * W_TILES;
 // Superblocks of the longest part.
 constexpr uint32_t PART_SB = (N_SB + N_PARTS - 1) / N_PARTS;
 // Rows of x of a superblock that a warp makes integers of.
-constexpr uint32_t ITEMS = (PART_SB * X_TILE_ROWS + WARPS - 1) / WARPS;
-// Sums of a pair of rows of a tile, [X_TILE_ROWS][2].
-constexpr uint32_t PAIR = 2 * X_TILE_ROWS;
+constexpr uint32_t ITEMS = (PART_SB * ROWS + WARPS - 1) / WARPS;
+// Sums of a pair of rows of a tile, [ROWS][2].
+constexpr uint32_t PAIR = 2 * ROWS;
 constexpr uint32_t SET = N_PARTS * BATCH * PAIR;
 
 static_assert(HAS_CLUSTERS && HAS_BULK_COPIES && !WARPGROUPS, "of 9.0 and above");
 static_assert(N_PARTS == TILE_ROWS / 2, "a block ends a pair of every tile");
 static_assert(N_TILES == 1 && RANKS == 0, "a tile of x");
-static_assert(BATCH * X_TILE_ROWS <= THREADS && THREADS % X_TILE_ROWS == 0, "a thread ends one pair a round");
-static_assert(SHARED_BYTES == WARPS * RING * STAGE + PART_SB * XTile::BYTES + N_SB * X_TILE_ROWS * 4 +
+static_assert(BATCH * ROWS <= THREADS && THREADS % ROWS == 0, "a thread ends one pair a round");
+static_assert(ROWS <= X_TILE_ROWS && ROWS % 2 == 0, "in pairs");
+static_assert(SHARED_BYTES == WARPS * RING * STAGE + PART_SB * XTile::BYTES + N_SB * ROWS * 4 +
                                   SETS * (SET * 4 + 8),
               "rings, x, squares, sums and their barriers");
 
@@ -66,8 +68,8 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
     uint8_t* base = dynamic_shared<uint8_t>();
     uint8_t* ring = base + warp * (RING * STAGE);
     uint8_t* x = base + WARPS * RING * STAGE;
-    float* squares = reinterpret_cast<float*>(x + PART_SB * XTile::BYTES);  // [N_SB][X_TILE_ROWS]
-    float* sums = squares + N_SB * X_TILE_ROWS;  // [SETS][N_PARTS][BATCH][PAIR]
+    float* squares = reinterpret_cast<float*>(x + PART_SB * XTile::BYTES);  // [N_SB][ROWS]
+    float* sums = squares + N_SB * ROWS;  // [SETS][N_PARTS][BATCH][PAIR]
     uint64_t* met = reinterpret_cast<uint64_t*>(sums + SETS * SET);  // [SETS]
 
     const uint32_t clusters = gridDim.x / N_PARTS, first = blockIdx.x / N_PARTS;
@@ -148,14 +150,14 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
 #pragma unroll 1
     for (uint32_t u = AHEAD; u < RING; u++) issue(u);
     // The pair that this thread ends of a round: tile `ended` of it, row `m`.
-    const uint32_t m = threadIdx.x % X_TILE_ROWS, ended = threadIdx.x / X_TILE_ROWS;
+    const uint32_t m = threadIdx.x % ROWS, ended = threadIdx.x / ROWS;
     // What it is added to or rotated by, of the first round asked for before the sums, and where it goes: in
     // shared memory, for registers are short.
     constexpr bool ROTATES = EPILOGUE == EPILOGUE_QKV;
     SHARED Rotation rotations[ROTATES ? THREADS : 1];
-    SHARED uint32_t positions[ROTATES ? X_TILE_ROWS : 1];
+    SHARED uint32_t positions[ROTATES ? ROWS : 1];
     const uint32_t row_position = m < p.m ? position_of(p.rotation, m) : 0;
-    if (ROTATES && threadIdx.x < X_TILE_ROWS) positions[m] = row_position;
+    if (ROTATES && threadIdx.x < ROWS) positions[m] = row_position;
     Before before = {};
     auto ask = [&](uint32_t round, uint32_t position) {
         const uint32_t i = round * GROUPS + ended / W_TILES;
@@ -170,24 +172,30 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
     };
     ask(0, row_position);
 
+    // All of the warp's rows side by side: each waits for lanes of its own. What lies behind the last is zeros.
+    Fixed fixed[ITEMS];
+#pragma unroll
+    for (uint32_t j = 0; j < ITEMS; j++) {
+        if constexpr (NORM) {
+            const uint32_t i = warp + j * WARPS;
+            const float square = superblock_squares(raw[j]);
+            // Of the cluster, a lane a block; all of them have begun.
+            if (j == 0 && i < items) cluster_wait();
+            if (lane < N_PARTS && i < items) {
+                store_async(squares + (sb0 + i / p.m) * ROWS + i % p.m, lane, square, met);
+            }
+#pragma unroll
+            for (int e = 0; e < 8; e++) raw[j][e] = mul_rn(raw[j][e], norm[j][e]);
+        }
+        fixed[j] = fixed_point(raw[j]);
+    }
 #pragma unroll
     for (uint32_t j = 0; j < ITEMS; j++) {
         const uint32_t i = warp + j * WARPS;
         if (i >= items) break;
         const uint32_t row = i % p.m, sb = i / p.m;
-        if constexpr (NORM) {
-            const float square = superblock_squares(raw[j]);
-            // Of the cluster, a lane a block; all of them have begun.
-            if (j == 0) cluster_wait();
-            if (lane < N_PARTS) {
-                store_async(squares + (sb0 + sb) * X_TILE_ROWS + row, lane, square, met);
-            }
-#pragma unroll
-            for (int e = 0; e < 8; e++) raw[j][e] = mul_rn(raw[j][e], norm[j][e]);
-        }
-        const Fixed fixed = fixed_point(raw[j]);
-        if (overflows(fixed) && lane == 0) report_overflow(p.overflows, row, fixed);
-        store_in_tile(x + sb * XTile::BYTES, row, lane, fixed);
+        if (overflows(fixed[j]) && lane == 0) report_overflow(p.overflows, row, fixed[j]);
+        store_in_tile(x + sb * XTile::BYTES, row, lane, fixed[j]);
     }
     // Warps without a part of the norm.
     if (!NORM || warp >= items) cluster_wait();
@@ -234,7 +242,7 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
             if (round == 0) {
                 float of_row[N_SB];
 #pragma unroll
-                for (uint32_t sb = 0; sb < N_SB; sb++) of_row[sb] = squares[sb * X_TILE_ROWS + m];
+                for (uint32_t sb = 0; sb < N_SB; sb++) of_row[sb] = squares[sb * ROWS + m];
                 factor = rms_factor<N_SB>(of_row, N_IN, p.eps);
             }
         }

@@ -1,7 +1,7 @@
 // A superblock of tiles of weights times one of tiles of eight rows of x, as Op::MatVec states it, by a
 // warp: W_TILES of the one and N_TILES of the other.
 //
-// Include it behind epilogue.cuh, which has N_SB and N_PARTS.
+// Include it behind epilogue.cuh, which has N_SB and N_PARTS, and FEW_ROWS (no more than half a tile of x).
 #pragma once
 #include "x_tile.cuh"
 
@@ -19,7 +19,7 @@ constexpr bool LOADS_IN_ORDER =
     (W_TILES == 2 && N_TILES == 1) ||
     (W_TILES * N_TILES == 1 &&
      (!ONE_TYPE ||
-      (T::SUB == 16 &&
+      (T::SUB == 16 && !FEW_ROWS &&
        (sizeof(decltype(T::load(nullptr, 0, 0))) > 16 || EPILOGUE == EPILOGUE_QKV))));
 
 // Where the sums lie that the k-th eight minimums of a type are multiplied with.

@@ -28,6 +28,8 @@ constants! {
     #[derive(Copy, Eq, Default)]
     struct Tiles {
         n_in: int,
+        /// Rows of x, at most.
+        rows: uint32_t,
         /// Tiles of weights that a warp multiplies at once, a group; and of x.
         w_tiles: int, n_tiles: int,
         warps: uint32_t,
@@ -104,6 +106,7 @@ impl Tiles {
         let fit = |warps, w_tiles, ahead| {
             let of = Self {
                 n_in,
+                rows: m.next_multiple_of(FEW_ROWS),
                 w_tiles,
                 n_tiles: 1,
                 warps,
@@ -114,9 +117,9 @@ impl Tiles {
                 tiles: all,
                 ..Self::default()
             };
-            let most_round = |_: &Self| {
+            let most_round = |s: &Self| {
                 let most = all.div_ceil(clusters * warps * w_tiles);
-                most.clamp(1, 32 / (X_TILE_ROWS * w_tiles))
+                most.clamp(1, 32 / (s.rows * w_tiles))
             };
             // Where that is too little, all there is.
             let all = card.shared_bytes - STATIC_BYTES;
@@ -159,8 +162,8 @@ impl Tiles {
     fn bytes(&self) -> usize {
         let n_sb = superblocks(self.n_in);
         let x = longest_part(n_sb) * self.tile.bytes();
-        let squares = n_sb * X_TILE_ROWS * 4;
-        let sums = MOST_PARTS * self.round_tiles() * 2 * X_TILE_ROWS * 4;
+        let squares = n_sb * self.rows * 4;
+        let sums = MOST_PARTS * self.round_tiles() * 2 * self.rows * 4;
         self.warps * self.ring * self.stage + x + squares + self.sets * (sums + BARRIER_BYTES)
     }
 
@@ -247,7 +250,8 @@ mod tests {
                         let bytes = shape.bytes() + STATIC_BYTES;
                         assert!(bytes <= card.shared_bytes, "{ty:?} {n_in}: {shape:?}");
                         // A thread ends one pair of rows a round.
-                        let pairs = shape.round_tiles() * X_TILE_ROWS;
+                        assert!(shape.rows >= m, "{shape:?}");
+                        let pairs = shape.round_tiles() * shape.rows;
                         assert!(
                             pairs <= shape.threads() && shape.ring >= shape.ahead,
                             "{shape:?}"

@@ -28,7 +28,8 @@ constants! {
 
 impl XTile {
     /// The most that one takes.
-    pub const MOST_BYTES: usize = X_TILE_BYTES + PADDING_BYTES + (MOST_MINIMUMS / 8 + 1) * SUMS_BYTES;
+    pub const MOST_BYTES: usize =
+        X_TILE_BYTES + PADDING_BYTES + (MOST_MINIMUMS / 8 + 1) * SUMS_BYTES;
 
     pub fn new(types: &[&QuantType], warpgroups: bool) -> Self {
         Self {
