@@ -7,6 +7,8 @@
 //! all at once: a sum has no lanes to be folded, and what follows it is vectors too. That pays even
 //! where each weight is used once.
 
+use std::marker::PhantomData;
+
 use super::fixed::{Fixed, SharedSums};
 use super::simd::{Group, Isa, Word, LANES, QUADS};
 use crate::quant::{
@@ -88,13 +90,11 @@ impl Panel {
                 }
                 I::interleave(padded.as_flattened(), 4 * WORDS, pieces);
             }
-            let mut place = Place::<I> {
+            let mut place = Place::<I, B> {
                 panel: self,
                 strip,
                 d: I::splat(0.0),
-                scale: B::SCALE,
-                has_steps: B::HAS_STEPS,
-                d_unit: B::D_UNIT,
+                block: PhantomData,
             };
             B::integers(words, blocks, &mut place);
         }
@@ -105,17 +105,15 @@ impl Panel {
 const PIECES: usize = 4;
 
 /// The rows of one vector in a panel.
-struct Place<'a, I: Isa> {
+struct Place<'a, I: Isa, B> {
     panel: &'a mut Panel,
     strip: usize,
     /// Where scales have steps.
     d: I::Vector,
-    scale: Scale,
-    has_steps: bool,
-    d_unit: f32,
+    block: PhantomData<B>,
 }
 
-impl<I: Isa> Sink<I::Words> for Place<'_, I> {
+impl<I: Isa, B: Integers> Sink<I::Words> for Place<'_, I, B> {
     #[inline(always)]
     fn q(&mut self, i: usize, q: I::Words) {
         I::store_words(I::weights(q), &mut self.panel.quads[i % QUADS], self.strip);
@@ -123,15 +121,15 @@ impl<I: Isa> Sink<I::Words> for Place<'_, I> {
 
     #[inline(always)]
     fn d(&mut self, i: usize, d: I::Words) {
-        self.d = match self.scale {
+        self.d = match B::SCALE {
             Scale::Half => I::halves(d),
             Scale::Power => I::powers(d),
             Scale::Float8 => I::halved_floats8(d),
         };
-        if self.d_unit != 1.0 {
-            self.d = I::multiply(self.d, I::splat(self.d_unit));
+        if B::D_UNIT != 1.0 {
+            self.d = I::multiply(self.d, I::splat(B::D_UNIT));
         }
-        if !self.has_steps {
+        if !B::HAS_STEPS {
             I::store(self.d, &mut self.panel.scales[i % SUBS], self.strip);
         }
     }
@@ -192,16 +190,8 @@ pub fn tile<I: Isa, const N: usize, const C: usize>(
 ) {
     let mut y = [[0.0; LANES]; C];
     for (w, x) in panels.iter().zip(x) {
-        let mut strip = 0;
-        while strip < I::STRIPS {
-            // One row of x has too few sums in flight to hide the latency of one.
-            if C == 1 && strip + 1 < I::STRIPS {
-                add_superblock::<I, N, C, 2>(shape, w, x, strip, &mut y);
-                strip += 2;
-            } else {
-                add_superblock::<I, N, C, 1>(shape, w, x, strip, &mut y);
-                strip += 1;
-            }
+        for strip in 0..I::STRIPS {
+            add_superblock::<I, N, C>(shape, w, x, strip, &mut y);
         }
     }
     for (total, y) in totals.iter_mut().zip(&y) {
@@ -215,81 +205,67 @@ pub fn tile<I: Isa, const N: usize, const C: usize>(
     }
 }
 
-/// `y` and one superblock, in the lanes of `S` vectors from `strip` on.
+/// `y` and one superblock, in the lanes of vector `strip`.
 #[inline(always)]
-fn add_superblock<I: Isa, const N: usize, const C: usize, const S: usize>(
+fn add_superblock<I: Isa, const N: usize, const C: usize>(
     shape: Shape,
     w: &Panel,
     x: &[Fixed; C],
     strip: usize,
     y: &mut [Group; C],
 ) {
-    let mut p = [[I::splat(0.0); S]; C];
+    let mut p = [I::splat(0.0); C];
     if shape.offsets.is_shared() {
+        let unit = I::load(&w.offsets[0], strip);
         for (p, x) in p.iter_mut().zip(x) {
-            for (s, p) in p.iter_mut().enumerate() {
-                let unit = I::load(&w.offsets[0], strip + s);
-                let minimum = if QUADS / N == SUBS {
-                    minimum::<I, MIN_WORDS>(w, &x.sums_of_16, strip + s)
-                } else {
-                    minimum::<I, { OFFSET_SUBS / 2 }>(w, &x.sums_of_32, strip + s)
-                };
-                *p = I::negated_product(unit, minimum);
-            }
+            let minimum = if QUADS / N == SUBS {
+                minimum::<I, MIN_WORDS>(w, &x.sums_of_16, strip)
+            } else {
+                minimum::<I, { OFFSET_SUBS / 2 }>(w, &x.sums_of_32, strip)
+            };
+            *p = I::negated_product(unit, minimum);
         }
     }
     for sub in 0..w.subs {
-        let sums = sub_block::<I, N, C, S>(w, x, strip, sub);
-        for s in 0..S {
-            let scale = I::load(&w.scales[sub % SUBS], strip + s);
-            for (p, sums) in p.iter_mut().zip(&sums) {
-                p[s] = I::fma(scale, sums[s], p[s]);
-            }
-            if shape.offsets == Offsets::Own {
-                let offset = I::load(&w.offsets[sub % OFFSET_SUBS], strip + s);
-                for (p, x) in p.iter_mut().zip(x) {
-                    p[s] = I::fma(offset, I::splat(x.sums[sub % OFFSET_SUBS]), p[s]);
-                }
+        // A number that the compiler knows to be in bounds.
+        let sub = sub % (QUADS / N);
+        let sums = sub_block::<I, N, C>(w, x, strip, sub);
+        let scale = I::load(&w.scales[sub], strip);
+        for ((p, sum), x) in p.iter_mut().zip(sums).zip(x) {
+            let unit = I::splat(x.units[sub * N / X_QUADS]);
+            *p = I::fma(scale, I::multiply(I::floats(sum), unit), *p);
+        }
+        if shape.offsets == Offsets::Own {
+            let offset = I::load(&w.offsets[sub % OFFSET_SUBS], strip);
+            for (p, x) in p.iter_mut().zip(x) {
+                *p = I::fma(offset, I::splat(x.sums[sub % OFFSET_SUBS]), *p);
             }
         }
     }
     for ((y, p), x) in y.iter_mut().zip(p).zip(x) {
-        for (s, p) in p.into_iter().enumerate() {
-            let sum = I::fma(I::splat(x.unit), p, I::load(y, strip + s));
-            I::store(sum, y, strip + s);
-        }
+        let sum = I::fma(I::splat(x.unit), p, I::load(y, strip));
+        I::store(sum, y, strip);
     }
 }
 
-/// The sums of sub-block `sub`, its integers rounded once, in the 2^24 that a superblock counts in.
+/// The sums of sub-block `sub`.
 #[inline(always)]
-fn sub_block<I: Isa, const N: usize, const C: usize, const S: usize>(
+fn sub_block<I: Isa, const N: usize, const C: usize>(
     w: &Panel,
     x: &[Fixed; C],
     strip: usize,
     sub: usize,
-) -> [[I::Vector; S]; C] {
-    // A number that the compiler knows to be in bounds.
-    let sub = sub % (QUADS / N);
-    let mut sums = [[I::no_sums(); S]; C];
+) -> [I::Words; C] {
+    let mut sums: [_; C] = std::array::from_fn(|c| x[c].start::<I>(4 * N, sub));
     let w: &[_; N] = &w.quads.as_chunks().0[sub];
     for (i, w) in w.iter().enumerate() {
-        for s in 0..S {
-            let q = I::words(w, strip + s);
-            for (sums, x) in sums.iter_mut().zip(x) {
-                let x: &[_; N] = &x.factors.words.as_chunks().0[sub];
-                sums[s] = I::dot(q, &x[i], sums[s]);
-            }
+        let q = I::words(w, strip);
+        for (sum, x) in sums.iter_mut().zip(x) {
+            let x: &[_; N] = &x.factors.words.as_chunks().0[sub];
+            *sum = I::dot(q, &x[i], *sum);
         }
     }
-    let mut rounded = [[I::splat(0.0); S]; C];
-    for ((rounded, sums), x) in rounded.iter_mut().zip(sums).zip(x) {
-        let unit = I::splat(x.units[sub * N / X_QUADS]);
-        for (rounded, sum) in rounded.iter_mut().zip(sums) {
-            *rounded = I::multiply(I::rounded(sum), unit);
-        }
-    }
-    rounded
+    sums.map(I::whole)
 }
 
 /// The sum of minimums times sums of x, in the 2^24 that a superblock counts in.

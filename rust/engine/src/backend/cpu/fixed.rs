@@ -41,6 +41,8 @@ impl<const N: usize> SharedSums<N> {
 pub struct Fixed {
     /// The integers X' of the columns.
     pub factors: Factors,
+    /// What sums of products start from, with sub-blocks of 16 and of 32 columns.
+    starts: ([i32; SUBS], [i32; OFFSET_SUBS]),
     /// What 1 of the integers of each block stands for in the 2^24 that a superblock counts in.
     pub units: [f32; X_BLOCKS],
     /// The sum of H over 32 columns each, in those.
@@ -97,12 +99,22 @@ impl Fixed {
     /// Zeros.
     pub const ZERO: Self = Self {
         factors: Factors::ZERO,
+        starts: ([0; SUBS], [0; OFFSET_SUBS]),
         units: [0.0; X_BLOCKS],
         sums: [0.0; OFFSET_SUBS],
         sums_of_32: SharedSums::ZERO,
         sums_of_16: SharedSums::ZERO,
         unit: 0.0,
     };
+
+    /// The sums of no columns of sub-block `sub`, which has so many.
+    #[inline(always)]
+    pub fn start<I: Isa>(&self, columns: usize, sub: usize) -> I::Sums {
+        I::start(match columns {
+            16 => self.starts.0[sub % SUBS],
+            _ => self.starts.1[sub % OFFSET_SUBS],
+        })
+    }
 
     /// Sets it to up to 256 columns; those that are missing are zeros. Says whether x has a grid.
     #[inline(always)]
@@ -121,7 +133,7 @@ impl Fixed {
         self.unit = f32::from_bits((most + 11) << EXPONENT);
 
         let mut integers = [0i32; COLUMNS];
-        let mut of_16 = [0.0; SUBS];
+        let mut of_16 = [0; SUBS];
         for (b, (x, integers)) in blocks
             .iter()
             .zip(integers.as_chunks_mut::<X_BLOCK>().0)
@@ -137,11 +149,17 @@ impl Fixed {
             }
             self.units[b] = f32::from_bits((103 - below.min(SHARED)) << EXPONENT);
             for (sum, integers) in of_16[2 * b..].iter_mut().zip(integers.as_chunks::<16>().0) {
-                *sum = integers.iter().sum::<i32>() as f32 * self.units[b];
+                *sum = integers.iter().sum();
             }
         }
         I::factors(&integers, &mut self.factors);
-        self.sums = std::array::from_fn(|i| of_16[2 * i] + of_16[2 * i + 1]);
+        let of_32: [i32; OFFSET_SUBS] = std::array::from_fn(|i| of_16[2 * i] + of_16[2 * i + 1]);
+        self.starts = (
+            of_16.map(|sum| -I::BIAS * sum),
+            of_32.map(|sum| -I::BIAS * sum),
+        );
+        self.sums = std::array::from_fn(|i| of_32[i] as f32 * self.units[i]);
+        let of_16: [f32; SUBS] = std::array::from_fn(|i| of_16[i] as f32 * self.units[i / 2]);
         self.sums_of_32 = SharedSums::of(&self.sums);
         self.sums_of_16 = SharedSums::of(&of_16);
         true

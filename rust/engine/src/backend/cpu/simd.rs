@@ -255,12 +255,14 @@ pub trait Isa: Arithmetic {
     fn interleave(bytes: &[u8], stride: usize, out: &mut [[Self::Words; 4]]);
     /// Four signed bytes of weights as [`Self::dot`] takes them.
     fn weights(q: Self::Words) -> Self::Words;
-    /// The sums of no columns.
-    fn no_sums() -> Self::Sums;
+    /// What [`Self::dot`] takes weights with more than they are.
+    const BIAS: i32 = 0;
+    /// Sums of no columns but this one.
+    fn start(sum: i32) -> Self::Sums;
     /// `sums` and the products of four columns.
     fn dot(q: Self::Words, x: &[Word; 2], sums: Self::Sums) -> Self::Sums;
-    /// The sums of whole sub-blocks, rounded once.
-    fn rounded(sums: Self::Sums) -> Self::Vector;
+    /// The sums of whole sub-blocks as words of one integer.
+    fn whole(sums: Self::Sums) -> Self::Words;
 }
 
 /// Factors for 16-bit multiply-adds: of four columns the even ones, then the odd ones. Bytes of weights
@@ -269,6 +271,18 @@ pub trait Isa: Arithmetic {
 fn pair_factors(x: &[i32; COLUMNS], out: &mut Factors) {
     for (x, words) in x.as_chunks::<4>().0.iter().zip(&mut out.words) {
         *words = [pair(x[0], x[2]), pair(x[1], x[3])];
+    }
+}
+
+/// Factors for multiply-adds of bytes, `x = a + 256 b`: of four columns the signed bytes of `a`, then
+/// of `b`.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[inline(always)]
+fn byte_factors(x: &[i32; COLUMNS], out: &mut Factors) {
+    for (x, words) in x.as_chunks::<4>().0.iter().zip(&mut out.words) {
+        let a = x.map(|x| x as u8);
+        let b = x.map(|x| ((x + 128) >> 8) as u8);
+        *words = [u32::from_le_bytes(a), u32::from_le_bytes(b)];
     }
 }
 
@@ -405,7 +419,7 @@ impl Isa for Plain {
     }
 
     #[inline(always)]
-    fn no_sums() -> [i32; 8] {
+    fn start(_: i32) -> [i32; 8] {
         [0; 8]
     }
 
@@ -420,8 +434,8 @@ impl Isa for Plain {
     }
 
     #[inline(always)]
-    fn rounded(sums: [i32; 8]) -> [f32; 8] {
-        sums.map(|sum| sum as f32)
+    fn whole(sums: [i32; 8]) -> [Word; 8] {
+        sums.map(|sum| sum as Word)
     }
 
     #[inline(always)]

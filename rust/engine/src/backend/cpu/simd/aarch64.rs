@@ -5,7 +5,9 @@ use std::arch::asm;
 
 use bytemuck::cast;
 
-use super::{pair_factors, Arithmetic, Factors, Group, Isa, Word, Words, COLUMNS, LANES};
+use super::{
+    byte_factors, pair_factors, Arithmetic, Factors, Group, Isa, Word, Words, COLUMNS, LANES,
+};
 
 // The first lane of a register is the first in memory.
 const _: () = assert!(cfg!(target_endian = "little"));
@@ -47,20 +49,6 @@ unsafe fn dot_bytes<const LANE: usize>(
             options(pure, nomem, nostack, preserves_flags));
     }
     sum
-}
-
-/// Factors for multiply-adds of bytes, `x = 256 a + b`: of four columns the signed bytes of `a`, then
-/// of `b`.
-#[inline(always)]
-fn byte_factors(x: &[i32; COLUMNS], out: &mut Factors) {
-    for (x, words) in x.as_chunks::<4>().0.iter().zip(&mut out.words) {
-        let b = x.map(|x| x as i8);
-        let a: [u8; 4] = std::array::from_fn(|i| ((x[i] - i32::from(b[i])) >> 8) as u8);
-        *words = [
-            u32::from_le_bytes(a),
-            u32::from_le_bytes(b.map(|b| b as u8)),
-        ];
-    }
 }
 
 impl Words for uint32x4_t {
@@ -227,7 +215,7 @@ impl<const DOT: bool> Isa for Neon<DOT> {
     }
 
     type Words = uint32x4_t;
-    // Of bytes those with the upper and the lower ones of x; of 16 bits the first.
+    // Of bytes those with the lower and the upper ones of x; of 16 bits the first.
     type Sums = [int32x4_t; 2];
 
     #[inline(always)]
@@ -320,7 +308,7 @@ impl<const DOT: bool> Isa for Neon<DOT> {
     }
 
     #[inline(always)]
-    fn no_sums() -> Self::Sums {
+    fn start(_: i32) -> Self::Sums {
         cast([0i32; 8])
     }
 
@@ -344,15 +332,11 @@ impl<const DOT: bool> Isa for Neon<DOT> {
     }
 
     #[inline(always)]
-    fn rounded([a, b]: Self::Sums) -> float32x4_t {
-        // SAFETY: as above.
-        unsafe {
-            let sum = if DOT {
-                vaddq_s32(vshlq_n_s32::<8>(a), b)
-            } else {
-                a
-            };
-            vcvtq_f32_s32(sum)
+    fn whole([a, b]: Self::Sums) -> uint32x4_t {
+        if !DOT {
+            return cast(a);
         }
+        // SAFETY: as above.
+        cast(unsafe { vaddq_s32(a, vshlq_n_s32::<8>(b)) })
     }
 }

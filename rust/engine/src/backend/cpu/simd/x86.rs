@@ -3,8 +3,9 @@
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-use super::{fold_8, pair_factors, Arithmetic, Factors, Group, Isa, Word, Words};
+use super::{byte_factors, fold_8, pair_factors, Arithmetic, Factors, Group, Isa, Word, Words};
 use super::{COLUMNS, LANES};
+use crate::quant::four;
 
 /// The hardware's conversion: as [`crate::quant::Plain`]'s, but a signalling NaN becomes quiet.
 #[inline(always)]
@@ -218,7 +219,8 @@ macro_rules! set {
             }
 
             type Words = Integers;
-            type Sums = Integers;
+            // Of bytes those with the lower and the upper ones of x; of 16 bits the first.
+            type Sums = [Integers; 2];
 
             #[inline(always)]
             fn no_words() -> Integers {
@@ -277,7 +279,11 @@ macro_rules! set {
 
             #[inline(always)]
             fn factors(x: &[i32; COLUMNS], out: &mut Factors) {
-                pair_factors(x, out);
+                if VNNI {
+                    byte_factors(x, out);
+                } else {
+                    pair_factors(x, out);
+                }
             }
 
             #[inline(always)]
@@ -297,26 +303,43 @@ macro_rules! set {
                 }
             }
 
+            // Multiply-adds of bytes take weights without sign.
+            const BIAS: i32 = if VNNI { 128 } else { 0 };
+
             #[inline(always)]
             fn weights(q: Integers) -> Integers {
-                q
+                q.xor(four(Self::BIAS as u8))
             }
 
             #[inline(always)]
-            fn no_sums() -> Integers {
-                Self::no_words()
+            fn start(start: i32) -> Self::Sums {
+                [Self::word(start as Word), Self::no_words()]
             }
 
             #[inline(always)]
-            fn dot(q: Integers, x: &[Word; 2], sums: Integers) -> Integers {
+            fn dot(q: Integers, x: &[Word; 2], [a, b]: Self::Sums) -> Self::Sums {
+                if VNNI {
+                    // SAFETY: as above, and only for processors with VNNI where the flag is set.
+                    return unsafe {
+                        [
+                            dpbusd(a, q, Self::word(x[0])),
+                            dpbusd(b, q, Self::word(x[1])),
+                        ]
+                    };
+                }
                 let (even, odd) = pairs(q);
-                let sums = Self::dot_pairs(even, Self::word(x[0]), sums);
-                Self::dot_pairs(odd, Self::word(x[1]), sums)
+                let a = dot_pairs::<VNNI>(a, even, Self::word(x[0]));
+                [dot_pairs::<VNNI>(a, odd, Self::word(x[1])), b]
             }
 
             #[inline(always)]
-            fn rounded(sums: Integers) -> Floats {
-                Self::floats(sums)
+            fn whole([a, b]: Self::Sums) -> Integers {
+                if VNNI {
+                    // SAFETY: as above.
+                    unsafe { add_epi32(a, slli_epi32::<8>(b)) }
+                } else {
+                    a
+                }
             }
         }
     };
@@ -328,22 +351,23 @@ mod avx2 {
         __m256 as Floats, __m256i as Integers, _mm256_add_epi32 as add_epi32,
         _mm256_add_ps as add_ps, _mm256_and_si256 as and, _mm256_broadcastsi128_si256 as broadcast,
         _mm256_castsi256_ps as cast, _mm256_cvtepi32_ps as cvtepi32_ps,
-        _mm256_fmadd_ps as fmadd_ps, _mm256_mul_ps as mul_ps, _mm256_or_si256 as or,
-        _mm256_set1_epi32 as set1_epi32, _mm256_set1_ps as set1_ps,
+        _mm256_dpbusd_avx_epi32 as dpbusd, _mm256_fmadd_ps as fmadd_ps, _mm256_mul_ps as mul_ps,
+        _mm256_or_si256 as or, _mm256_set1_epi32 as set1_epi32, _mm256_set1_ps as set1_ps,
         _mm256_setzero_ps as zero_floats, _mm256_setzero_si256 as zero_integers,
         _mm256_shuffle_epi8 as shuffle_epi8, _mm256_slli_epi16 as slli_epi16,
-        _mm256_sllv_epi32 as sllv_epi32, _mm256_srai_epi16 as srai_epi16,
-        _mm256_srai_epi32 as srai_epi32, _mm256_srlv_epi32 as srlv_epi32,
-        _mm256_sub_epi32 as sub_epi32, _mm256_unpackhi_epi32 as unpackhi_epi32,
-        _mm256_unpackhi_epi64 as unpackhi_epi64, _mm256_unpacklo_epi32 as unpacklo_epi32,
-        _mm256_unpacklo_epi64 as unpacklo_epi64, _mm256_xor_ps as xor_ps, _mm256_xor_si256 as xor,
+        _mm256_slli_epi32 as slli_epi32, _mm256_sllv_epi32 as sllv_epi32,
+        _mm256_srai_epi16 as srai_epi16, _mm256_srai_epi32 as srai_epi32,
+        _mm256_srlv_epi32 as srlv_epi32, _mm256_sub_epi32 as sub_epi32,
+        _mm256_unpackhi_epi32 as unpackhi_epi32, _mm256_unpackhi_epi64 as unpackhi_epi64,
+        _mm256_unpacklo_epi32 as unpacklo_epi32, _mm256_unpacklo_epi64 as unpacklo_epi64,
+        _mm256_xor_ps as xor_ps, _mm256_xor_si256 as xor,
     };
 
     use super::*;
 
     // Of 16 registers: 12 accumulators, 3 of x, 1 of w; of integers 12, 1 of x, 2 of w.
     const COLUMNS_OF_FLOATS: usize = 3;
-    const COLUMNS_OF_INTEGERS: usize = 6;
+    const COLUMNS_OF_INTEGERS: usize = 8;
 
     /// # Safety
     /// There is a word at each place.
@@ -392,22 +416,23 @@ mod avx512 {
         __m512 as Floats, __m512i as Integers, _mm512_add_epi32 as add_epi32,
         _mm512_add_ps as add_ps, _mm512_and_si512 as and, _mm512_broadcast_i32x4 as broadcast,
         _mm512_castsi512_ps as cast, _mm512_cvtepi32_ps as cvtepi32_ps,
-        _mm512_fmadd_ps as fmadd_ps, _mm512_mul_ps as mul_ps, _mm512_or_si512 as or,
-        _mm512_set1_epi32 as set1_epi32, _mm512_set1_ps as set1_ps,
+        _mm512_dpbusd_epi32 as dpbusd, _mm512_fmadd_ps as fmadd_ps, _mm512_mul_ps as mul_ps,
+        _mm512_or_si512 as or, _mm512_set1_epi32 as set1_epi32, _mm512_set1_ps as set1_ps,
         _mm512_setzero_ps as zero_floats, _mm512_setzero_si512 as zero_integers,
         _mm512_shuffle_epi8 as shuffle_epi8, _mm512_slli_epi16 as slli_epi16,
-        _mm512_sllv_epi32 as sllv_epi32, _mm512_srai_epi16 as srai_epi16,
-        _mm512_srai_epi32 as srai_epi32, _mm512_srlv_epi32 as srlv_epi32,
-        _mm512_sub_epi32 as sub_epi32, _mm512_unpackhi_epi32 as unpackhi_epi32,
-        _mm512_unpackhi_epi64 as unpackhi_epi64, _mm512_unpacklo_epi32 as unpacklo_epi32,
-        _mm512_unpacklo_epi64 as unpacklo_epi64, _mm512_xor_ps as xor_ps, _mm512_xor_si512 as xor,
+        _mm512_slli_epi32 as slli_epi32, _mm512_sllv_epi32 as sllv_epi32,
+        _mm512_srai_epi16 as srai_epi16, _mm512_srai_epi32 as srai_epi32,
+        _mm512_srlv_epi32 as srlv_epi32, _mm512_sub_epi32 as sub_epi32,
+        _mm512_unpackhi_epi32 as unpackhi_epi32, _mm512_unpackhi_epi64 as unpackhi_epi64,
+        _mm512_unpacklo_epi32 as unpacklo_epi32, _mm512_unpacklo_epi64 as unpacklo_epi64,
+        _mm512_xor_ps as xor_ps, _mm512_xor_si512 as xor,
     };
 
     use super::*;
 
     // Of 32 registers: 24 accumulators, 6 of x, 1 of w; of integers 18 or 12, 6 chains, 1 or 2 of w.
     const COLUMNS_OF_FLOATS: usize = 6;
-    const COLUMNS_OF_INTEGERS: usize = 6;
+    const COLUMNS_OF_INTEGERS: usize = 8;
 
     /// # Safety
     /// There is a word at each place.
