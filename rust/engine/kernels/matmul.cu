@@ -66,44 +66,43 @@ DEVICE void add_superblock_by_warpgroup(const uint8_t* tile, const uint8_t* x, S
                                         uint32_t lane, Sums& y) {
     using OfT = Terms<T>;
     constexpr int EACH = 64 / T::SUB;  // sub-blocks of a quarter
-    // More than eight tiles of x in two runs, for which one set of sums each is enough.
-    constexpr int RUNS = N_TILES > 8 ? 2 : 1, RUN = N_TILES / RUNS;
-    constexpr int SETS = RUNS == 1 && THREADS * MIN_BLOCKS * OfT::COUNT > 512 ? 1 : 2;
-    constexpr int AHEAD = SETS;  // sub-blocks whose fragments are there
+    // A thread's registers, and what two sets, y, p and fragments take.
+    constexpr int ALL = 65536 / (THREADS * MIN_BLOCKS), HAS = ALL < 255 ? ALL : 255;
+    constexpr int TWO = 4 * (2 * N_TILES + 2 * OfT::COUNT * N_TILES + 2 * OfT::PRODUCTS) + 48;
+    constexpr int SETS = TWO > HAS ? 1 : 2;
     constexpr int MINIMUMS = T::OFFSETS == SHARED_OFFSETS ? 1 : 0;
-    constexpr int PRODUCTS = RUNS * (MINIMUMS + 4 * EACH);
+    constexpr int PRODUCTS = MINIMUMS + 4 * EACH;
     const uint32_t g = lane / 4, q = lane % 4;
     const CoreMatrix matrices = core_matrix(x_at, XTile::BYTES);
     __syncwarp();
     const typename T::Row rows[2] = {T::row(tile, g), T::row(tile, g + 8)};
-    float sums[SETS][OfT::COUNT][RUN][4];
-    OfT terms[AHEAD];
+    float sums[SETS][OfT::COUNT][N_TILES][4];
+    OfT terms[SETS];
     [[maybe_unused]] uint32_t minimum[EIGHTS<T> + 1][4];
     Sums p = {};
     auto fragments = [&](int j) {
-        if (j < 4 * EACH) terms[j % AHEAD].set(T::load(tile, lane, j * T::SUB / 64), j);
+        if (j < 4 * EACH) terms[j % SETS].set(T::load(tile, lane, j * T::SUB / 64), j);
     };
     auto multiply_next = [&](int product) {
         if (product >= PRODUCTS) return;
         auto& its = sums[product % SETS];
-        const CoreMatrix of_run = matrices + product % RUNS * (RUN * XTile::BYTES);
-        const int j = product / RUNS - MINIMUMS;
+        const int j = product - MINIMUMS;
         wgmma_fence();
         if (j < 0) {
 #pragma unroll
             for (int k = 0; k < EIGHTS<T>; k++) {
-                wgmma_k16_f16_f32(its[0], minimum[k], of_run + sums_of<T>(k), k > 0);
+                wgmma_k16_f16_f32(its[0], minimum[k], matrices + sums_of<T>(k), k > 0);
             }
         } else {
 #pragma unroll
             for (int i = 0; i < OfT::PRODUCTS; i++) {
-                const CoreMatrix b = of_run + (j * OfT::STEPS + OfT::step(i)) * 256;
-                wgmma_k16_f16_f32(its[OfT::term(i)], terms[j % AHEAD].a[i], b, !OfT::begins(i));
+                const CoreMatrix b = matrices + (j * OfT::STEPS + OfT::step(i)) * 256;
+                wgmma_k16_f16_f32(its[OfT::term(i)], terms[j % SETS].a[i], b, !OfT::begins(i));
             }
         }
         wgmma_commit();
     };
-    auto drain = [&](const auto& its, int j, int run) {
+    auto drain = [&](const auto& its, int j) {
         const auto quarter = [&](int r) { return T::quarter(rows[r], j / EACH); };
         const float scale[2] = {T::scale(quarter(0), j % EACH), T::scale(quarter(1), j % EACH)};
         [[maybe_unused]] float offset[2];
@@ -111,8 +110,7 @@ DEVICE void add_superblock_by_warpgroup(const uint8_t* tile, const uint8_t* x, S
             for (int r = 0; r < 2; r++) offset[r] = T::offset(quarter(r), j % EACH);
         }
 #pragma unroll
-        for (int i = 0; i < RUN; i++) {
-            const int n = run * RUN + i;
+        for (int n = 0; n < N_TILES; n++) {
             [[maybe_unused]] float2 of_x;
             if constexpr (T::OFFSETS == OWN_OFFSETS) {
                 of_x = *reinterpret_cast<const float2*>(x + n * XTile::BYTES + XTile::OFFSETS +
@@ -120,12 +118,12 @@ DEVICE void add_superblock_by_warpgroup(const uint8_t* tile, const uint8_t* x, S
             }
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                float sum = its[0][i][e];
-                if constexpr (OfT::COUNT == 2) sum = add_rn(sum, its[OfT::COUNT - 1][i][e]);
-                float& chain = p[0][n][e];
-                chain = fma_rn(scale[e / 2], sum, chain);
+                float sum = its[0][n][e];
+                if constexpr (OfT::COUNT == 2) sum = add_rn(sum, its[OfT::COUNT - 1][n][e]);
+                float& own = p[0][n][e];
+                own = fma_rn(scale[e / 2], sum, own);
                 if constexpr (T::OFFSETS == OWN_OFFSETS) {
-                    chain = fma_rn(offset[e / 2], e % 2 ? of_x.y : of_x.x, chain);
+                    own = fma_rn(offset[e / 2], e % 2 ? of_x.y : of_x.x, own);
                 }
             }
         }
@@ -134,11 +132,11 @@ DEVICE void add_superblock_by_warpgroup(const uint8_t* tile, const uint8_t* x, S
 #pragma unroll
         for (int k = 0; k < EIGHTS<T>; k++) minimums<T>(tile, g, q, k, minimum[k]);
     }
-    for (int j = 0; j < AHEAD; j++) fragments(j);
+    for (int j = 0; j < SETS; j++) fragments(j);
     multiply_next(0);
 #pragma unroll
     for (int product = 0; product < PRODUCTS; product++) {
-        const int j = product / RUNS - MINIMUMS, run = product % RUNS;
+        const int j = product - MINIMUMS;
         if constexpr (SETS == 2) multiply_next(product + 1);
         if (SETS == 2 && product + 1 < PRODUCTS) {
             wgmma_wait<1>();
@@ -152,17 +150,14 @@ DEVICE void add_superblock_by_warpgroup(const uint8_t* tile, const uint8_t* x, S
             if constexpr (MINIMUMS > 0) {
                 const float dmin[2] = {T::dmin(tile, g), T::dmin(tile, g + 8)};
 #pragma unroll
-                for (int i = 0; i < RUN; i++) {
+                for (int n = 0; n < N_TILES; n++) {
 #pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        p[0][run * RUN + i][e] = mul_rn(-dmin[e / 2], its[0][i][e]);
-                    }
+                    for (int e = 0; e < 4; e++) p[0][n][e] = mul_rn(-dmin[e / 2], its[0][n][e]);
                 }
             }
         } else {
-            // Where all runs have read this one's.
-            if (run + 1 == RUNS) fragments(j + AHEAD);
-            drain(its, j, run);
+            fragments(j + SETS);
+            drain(its, j);
         }
         if constexpr (SETS == 1) multiply_next(product + 1);
     }

@@ -166,11 +166,12 @@ DEVICE Columns held(const X& x) {
     return columns;
 }
 
-// Types that have offsets of their own need the most registers. What they need late is loaded late: scales
-// and offsets, and in light blocks the second half of the columns. Else the compiler asks for all at once,
-// and some go to memory.
+// Types that have offsets of their own, or a fifth bit and sums to begin with, need the most registers. What
+// they need late is loaded late: scales and offsets, and in light blocks the second half of the columns. Else
+// the compiler asks for all at once, and some go to memory.
 template <typename T>
-constexpr bool LOADS_LATE = T::OFFSETS == OWN_OFFSETS;
+constexpr bool LOADS_LATE =
+    T::OFFSETS == OWN_OFFSETS || (T::SUB == 32 && T::ABOVE > 0 && sizeof(typename T::Quants) > 16);
 
 // sums[i]: those of sub-block i of the lane's quarter, rows g and g + 8, by float16.
 template <typename T, int EACH, typename X>

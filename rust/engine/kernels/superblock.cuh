@@ -11,14 +11,15 @@ DEVICE uint32_t first_sb(uint32_t part) { return part * N_SB / N_PARTS; }
 using Sums = float[W_TILES][N_TILES][4];
 
 // Whether loads must stay where they are: elsewhere the compiler moves so many of them ahead that
-// registers go to memory, as it does for two tiles of weights and one of x, for one of each by several types,
-// and, of eight rows of x, by one that has sixteen scales and quants of six words, or rotates what it makes.
+// registers go to memory, as it does for two tiles of weights and one of x, for one of each by several types or
+// one whose integers are taken in two, and, of eight rows of x, by one that has sixteen scales and quants of six
+// words, or rotates what it makes.
 template <typename T>
 constexpr bool LOADS_IN_ORDER =
     !ARCH_AT_LEAST(900) || ARCH_AT_LEAST(1000) ||
     (W_TILES == 2 && N_TILES == 1) ||
     (W_TILES * N_TILES == 1 &&
-     (!ONE_TYPE ||
+     (!ONE_TYPE || SPLITS_QUANTS<T> ||
       (T::SUB == 16 && !FEW_ROWS &&
        (sizeof(decltype(T::load(nullptr, 0, 0))) > 16 || EPILOGUE == EPILOGUE_QKV))));
 

@@ -13,7 +13,7 @@ pub const TILE_COLS: usize = 256;
 pub const MOST_BLOCK_ROWS: usize = 256;
 
 /// Most rows of x of a block of any product.
-pub const MOST_BLOCK_X: usize = 128;
+pub const MOST_BLOCK_X: usize = 64;
 
 /// Counters of kernels whose blocks count themselves, beside what products of several rows have: as many
 /// blocks of one expert, and heads of a rule's keys, there are at most.
