@@ -123,9 +123,11 @@ impl Fixed {
         let mut columns = [0.0; COLUMNS];
         columns[..x.len()].copy_from_slice(x);
         let blocks = columns.as_chunks::<X_BLOCK>().0;
-        let fields: [u32; X_BLOCKS] =
-            std::array::from_fn(|b| (largest(&blocks[b]) >> EXPONENT).max(FIELDS.0));
-        let most = fields.iter().fold(0, |most, field| most.max(*field));
+        let (mut fields, mut most) = ([0; X_BLOCKS], 0);
+        for (field, x) in fields.iter_mut().zip(blocks) {
+            *field = (largest(x) >> EXPONENT).max(FIELDS.0);
+            most = most.max(*field);
+        }
         if most > FIELDS.1 {
             return false;
         }
@@ -148,9 +150,9 @@ impl Fixed {
                 *integer = rint(short(rint(x * steps).1) * lost).0;
             }
             self.units[b] = f32::from_bits((103 - below.min(SHARED)) << EXPONENT);
-            for (sum, integers) in of_16[2 * b..].iter_mut().zip(integers.as_chunks::<16>().0) {
-                *sum = integers.iter().sum();
-            }
+        }
+        for (sum, integers) in of_16.iter_mut().zip(integers.as_chunks::<16>().0) {
+            *sum = integers.iter().sum();
         }
         I::factors(&integers, &mut self.factors);
         let of_32: [i32; OFFSET_SUBS] = std::array::from_fn(|i| of_16[2 * i] + of_16[2 * i + 1]);

@@ -279,10 +279,16 @@ fn pair_factors(x: &[i32; COLUMNS], out: &mut Factors) {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[inline(always)]
 fn byte_factors(x: &[i32; COLUMNS], out: &mut Factors) {
-    for (x, words) in x.as_chunks::<4>().0.iter().zip(&mut out.words) {
-        let a = x.map(|x| x as u8);
-        let b = x.map(|x| ((x + 128) >> 8) as u8);
-        *words = [u32::from_le_bytes(a), u32::from_le_bytes(b)];
+    let mut bytes = [[0; COLUMNS]; 2];
+    let [a, b] = &mut bytes;
+    for ((x, a), b) in x.iter().zip(a).zip(b) {
+        *a = *x as u8;
+        *b = ((x + 128) >> 8) as u8;
+    }
+    let [a, b] = &bytes;
+    let bytes = a.as_chunks().0.iter().zip(b.as_chunks().0);
+    for (words, (a, b)) in out.words.iter_mut().zip(bytes) {
+        *words = [u32::from_le_bytes(*a), u32::from_le_bytes(*b)];
     }
 }
 

@@ -474,8 +474,9 @@ mod avx512 {
     fn every_fourth(load: impl Fn(usize) -> __m128i) -> Integers {
         // SAFETY: this code is inlined into functions compiled for the set only.
         unsafe {
-            let two = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(load(0)), load(1));
-            _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(two, load(2)), load(3))
+            let pair =
+                |i| _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(load(i)), load(i + 1));
+            _mm512_inserti64x4::<1>(_mm512_castsi256_si512(pair(0)), pair(2))
         }
     }
 
