@@ -175,6 +175,15 @@ def test_what_is_wrong_is_said_on_the_page(browser: Any, llm: LLM) -> None:
         page.find("ask").send_keys("tea", Keys.ENTER)
         until(lambda: page.notes() != [""] and page.idle())
         assert page.notes() == ["temperature = 'hot': must be a number"]
+        # What was refused waits in the field; sent again, it is one turn and not two in a row.
+        assert page.find("ask").get_attribute("value") == "tea"
+        page.fill("temperature", "0")
+        page.fill("max_tokens", "4")
+        page.fill("ask", "")
+        page.say("two teas")
+        until(lambda: len(page.notes()) == 2 and page.idle())
+        assert [each["role"] for each in page.run("return said")] == ["user", "assistant"]
+        assert page.run("return said[0].content") == "two teas"
         browser.get_log("browser")
     with contextlib.suppress(Exception):
         browser.get("about:blank")
