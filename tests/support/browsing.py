@@ -68,8 +68,12 @@ class Page:
 
     def seen(self, role: str, selector: str) -> list[str]:
         """The texts of what is in messages of a role."""
-        found = f"[...document.querySelectorAll('[data-role={role}] {selector}')]"
-        return list(self.run(f"return {found}.map((each) => each.textContent)"))
+        return self.seen_in(f"[data-role={role}] {selector}")
+
+    def seen_in(self, selector: str) -> list[str]:
+        """The texts of all that a selector finds."""
+        found = "[...document.querySelectorAll(arguments[0])].map((each) => each.textContent)"
+        return list(self.run(f"return {found}", selector))
 
     def fill(self, name: str, text: str) -> None:
         self.find(name).clear()

@@ -142,10 +142,16 @@ async function answer(before, fresh) {
   busy(false);
   const has = keep();
   if (of !== chat) return drawList();
-  if (!has && fresh) $("ask").value ||= fresh.content;
+  if (has) {
+    // The rest stays as it is: somebody may be reading there.
+    paint(false);
+    showAround();
+  } else {
+    if (fresh) $("ask").value ||= fresh.content;
+    show();
+    notice(failure, { wrong: turn.failed });
+  }
   remember("draft", $("ask").value);
-  show();
-  if (!has && failure) notice(failure, { wrong: turn.failed });
   $("status").textContent = has ? "The answer is complete" : "";
   if (!$("settings").open) $("ask").focus();
 }
@@ -154,6 +160,9 @@ function send() {
   const text = $("ask").value.trim();
   if (!text || running) return;
   const [call] = pending(chat);
+  const last = branch(chat).at(-1);
+  // A turn that was never answered, as a page that crashed leaves it, becomes another branch.
+  if (last?.role === "user") chat.leaf = last.parent;
   const before = chat.leaf;
   const fresh = append(chat, call ? { role: "tool", tool_call_id: call.id, content: text } : { role: "user", content: text });
   $("ask").value = "";
@@ -164,11 +173,12 @@ function send() {
 
 function stop() { running?.abort(); }
 
-// Another answer in the place of one.
+// Another answer in the place of one, or the first to what was never answered.
 function again(turn = branch(chat).at(-1)) {
-  if (running || turn?.role !== "assistant" || !turn.parent) return;
+  const asked = turn?.role === "assistant" ? turn.parent : turn?.id;
+  if (running || !asked || (turn.role !== "assistant" && pending(chat).length)) return;
   const before = chat.leaf;
-  chat.leaf = turn.parent;
+  chat.leaf = asked;
   answer(before);
 }
 
@@ -177,7 +187,7 @@ function resend(turn, text) {
   const before = chat.leaf;
   const { note, failed, reasoning_content, id: old, ...message } = turn;
   chat.leaf = turn.parent;
-  const fresh = append(chat, { ...message, id: id(), content: text });
+  const fresh = append(chat, { ...message, content: text });
   if (turn.role === "user" || (turn.role === "tool" && !pending(chat).length)) return void answer(before, fresh);
   save(chat);
   show();

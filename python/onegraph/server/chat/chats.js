@@ -21,7 +21,10 @@ function deleteChat(of) {
   localStorage.removeItem(PREFIX + of.id);
   if (of.id === chat.id) anew();
   drawList();
-  const undo = () => { if (!store(PREFIX + of.id, text)) notice("The browser has no room for it any more.", { wrong: true }); drawList(); };
+  const undo = () => {
+    if (text && !store(PREFIX + of.id, text)) notice("The browser no longer has room for it.", { wrong: true });
+    drawList();
+  };
   notice(`Deleted \u201c${titleOf(of)}\u201d`, { action: "Undo", does: undo });
 }
 
@@ -132,7 +135,7 @@ function fromAnotherTab({ key, newValue }) {
   if (newValue === null) {
     anew();
     notice("This conversation was deleted in another tab.");
-  } else if (!running) {
+  } else if (!running && !document.querySelector(".edit")) {
     const other = storedChat(chat.id);
     if (other) join(chat, other);
     drawLog();

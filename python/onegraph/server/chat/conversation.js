@@ -33,8 +33,9 @@ function said() {
   return branch(chat).map((turn) => Object.fromEntries(Object.entries(turn).filter(([name]) => !OWN.includes(name))));
 }
 
+// Makes a message the next turn.
 function append(of, message) {
-  const turn = { id: id(), parent: of.leaf, ...message };
+  const turn = Object.assign(message, { id: id(), parent: of.leaf });
   of.turns.push(turn);
   of.leaf = turn.id;
   return turn;

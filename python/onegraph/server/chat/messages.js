@@ -133,8 +133,14 @@ function drawLog(from) {
 }
 
 function show() {
-  remember("chat", chat.id);
   drawLog();
+  showAround();
+}
+
+// What beside the messages tells of the conversation.
+function showAround() {
+  remember("chat", chat.id);
+  drawNames();
   drawList();
   $("heading").textContent = chat.turns.length ? titleOf(chat) : "New chat";
   document.title = chat.turns.length ? `${titleOf(chat)} \u2013 onegraph` : "onegraph";

@@ -58,7 +58,5 @@ addEventListener("pagehide", () => {
 
 document.documentElement.className = ["light", "dark"].find((each) => each === stored("theme")) ?? "";
 $("ask").value = remembered("draft") ?? "";
-chat = storedChat(remembered("chat") ?? "") ?? emptyChat();
-chat.saved = chat.turns.length > 0;
-show();
+openChat(remembered("chat") ?? "");
 reach();
