@@ -117,6 +117,7 @@ def test_what_is_wrong_is_said_on_the_page(browser: Any, llm: LLM) -> None:
         # What was refused waits in the field; sent again, it is one turn and not two in a row.
         assert page.find("ask").get_attribute("value") == "tea"
         assert page.run("return said()") == [] and page.texts("user") == []
+        assert page.find("welcome").is_displayed()
         page.keys(Keys.ALT, "s")
         page.fill("temperature", "0")
         page.fill("max_tokens", "4")
@@ -126,6 +127,7 @@ def test_what_is_wrong_is_said_on_the_page(browser: Any, llm: LLM) -> None:
         until(lambda: page.notes() != [] and page.idle())
         assert [each["role"] for each in page.run("return said()")] == ["user", "assistant"]
         assert page.texts("user") == ["two teas"] and page.notice() == ""
+        assert page.seen_in(".count") == []
         # An answer stays where another one is refused.
         answer = page.texts("assistant")
         page.run("document.getElementById('temperature').value = 'hot'")

@@ -268,6 +268,27 @@ def test_two_tabs_keep_what_either_says(page: Page) -> None:
         page.driver.switch_to.window(first)
 
 
+def test_what_another_tab_did_while_an_answer_came_is_kept(page: Page) -> None:
+    ask(page, "one")
+    # Written by this tab itself, so that it is not told of it.
+    code = """
+        const key = PREFIX + chat.id, there = JSON.parse(localStorage[key]);
+        there.turns.push({ id: "x", parent: null, role: "user", content: "another's" });
+        localStorage[key] = JSON.stringify(there);
+    """
+    page.run(code)
+    ask(page, "two")
+    (both,) = kept(page)
+    assert [each["content"] for each in both["turns"] if each["role"] == "user"] == [
+        "one",
+        "two",
+        "another's",
+    ]
+    page.run("localStorage.removeItem(PREFIX + chat.id)")
+    ask(page, "three")
+    assert kept(page) == []
+
+
 def test_settings_show_the_defaults_and_survive_a_reload(page: Page, teller: Served) -> None:
     _, props = teller.get("/props")
     params = props["default_generation_settings"]["params"]

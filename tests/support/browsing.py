@@ -19,7 +19,7 @@ def started(downloads: str) -> Iterator[Any]:
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER[0]
+    options.binary_location = BROWSER[0] or ""
     for each in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
         options.add_argument(each)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
