@@ -56,6 +56,8 @@ class Shape:
     window_pattern: int = 0
     window_base: float = 0.0
     post_norms: bool = False
+    #: Whether what attention gives has a gate, of a matrix of its own.
+    attn_gate: bool = False
     #: Whether norms stand before attention and before the feed-forward part.
     pre_norms: bool = True
     embedding_scale: float = 0.0
@@ -80,7 +82,7 @@ class Shape:
     #: Of Gemma 4: heads of layers with a window, `head_dim` and `n_head_kv`; layers at the end that
     #: read what an earlier one stored, and their feed-forward width where it is another; whether
     #: layers without a window have no values but their keys; numbers of a token a layer has for
-    #: itself; the cap of the logits.
+    #: itself; the cap of the logits, which Muse Glimmer has too.
     local: dict[str, int] = field(default_factory=dict)
     n_layer_shared_kv: int = 0
     n_ff_last: int = 0
@@ -102,8 +104,14 @@ class Shape:
             return math.sqrt(self.n_embd)
         return self.embedding_scale or 1.0
 
+    @property
+    def logit_divisor(self) -> float:
+        """What logits are divided by; Muse Glimmer's key is a factor."""
+        scale = self.logit_scale or 1.0
+        return 1.0 / scale if self.arch == "muse-glimmer" else scale
+
     def is_local(self, layer: int) -> bool:
-        """Of Gemma 4: whether a layer sees a window."""
+        """Of Gemma 4 and Muse Glimmer: whether a layer sees a window."""
         return (layer + 1) % self.window_pattern != 0
 
     def stores(self, layer: int) -> bool:
@@ -148,6 +156,8 @@ class Shape:
                     ("attn_v.weight", (self.n_embd, kv)),
                     ("attn_output.weight", (q, self.n_embd)),
                 ]
+                if self.attn_gate:
+                    block += [("attn_gate.weight", (self.n_embd, q))]
                 if self.qk_norm:
                     widths = (q, kv) if self.qk_norm_whole else (self.head_dim, self.head_dim)
                     names = ("attn_q_norm.weight", "attn_k_norm.weight")

@@ -263,6 +263,9 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         out[f"{a}.attention.sliding_window"] = gguf_io.u32(shape.window)
     if a == "gemma4":
         out |= _gemma4(shape)
+    elif a == "muse-glimmer" and shape.window_pattern:
+        pattern = gguf_io.booleans(map(shape.is_local, range(shape.n_layer)))
+        out[f"{a}.attention.sliding_window_pattern"] = pattern
     elif shape.window_pattern:
         out[f"{a}.attention.sliding_window_pattern"] = gguf_io.u32(shape.window_pattern)
     for key, factor in {
@@ -273,6 +276,7 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         "attention.temperature_scale": shape.temperature,
         "rope.scaling.yarn_log_multiplier": shape.rope_scaling.get("log_multiplier", 0.0),
         "logit_scale": shape.logit_scale,
+        "final_logit_softcapping": shape.logit_cap,
     }.items():
         if factor:
             out[f"{a}.{key}"] = gguf_io.f32(factor)
@@ -334,7 +338,6 @@ def _gemma4(shape: Shape) -> dict[str, bytes]:
         "attention.shared_kv_layers": gguf_io.u32(shape.n_layer_shared_kv),
         "rope.dimension_count_swa": gguf_io.u32(head_dim),
         "embedding_length_per_layer_input": gguf_io.u32(shape.n_embd_layer),
-        "final_logit_softcapping": gguf_io.f32(shape.logit_cap),
     }
     if shape.n_ff_last:
         out["feed_forward_length"] = gguf_io.i32s(map(shape.ff, layers))
@@ -374,7 +377,7 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
         return 1.0
     part = name.split(".")[-2]
     if part in ("token_embd", "output"):
-        return LOGITS * (shape.logit_scale or 1.0) / math.sqrt(shape.n_embd)
+        return LOGITS * shape.logit_divisor / math.sqrt(shape.n_embd)
     # The weights of a row's experts add up to 1; the logits that choose them lie well apart.
     if part == "ffn_gate_inp":
         # Gemma 4 divides what it multiplies by sqrt(n_embd).
@@ -402,7 +405,7 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
 
 def _share(shape: Shape) -> float:
     """Root mean square of what a block gives, in units of one of its inputs."""
-    stream = STREAM * shape.embedding_factor * (shape.logit_scale or 1.0)
+    stream = STREAM * shape.embedding_factor * shape.logit_divisor
     return stream / ((shape.residual_scale or 1.0) * math.sqrt(2 * shape.n_layer))
 
 

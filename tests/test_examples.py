@@ -1,5 +1,6 @@
 """Each program of `pages/examples`, run as a reader would run it."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import onegraph
 import pytest
+import shapes
+import synth
 from support import scripted
 from support.terminal import Terminal
 
@@ -172,6 +175,23 @@ def test_an_answer_from_files_quotes_the_passage_with_its_line(
     assert "three years" in answer
     quoted = MANUAL.split("\n\n")[1].replace("\n", "\n> ")
     assert sources == f"{manual}:3\n> {quoted}\n"
+
+
+def test_passages_are_ranked_by_a_models_vectors_where_one_is_named(
+    example: Callable[..., Done], tmp_path: Path
+) -> None:
+    manual, embedder = tmp_path / "manual.txt", tmp_path / "embedder.gguf"
+    manual.write_text(MANUAL)
+    shape = dataclasses.replace(shapes.find("tiny-qwen3-embedding"), pooling="last")
+    synth.write(embedder, shape, "Q8_0", seed=1)
+    done = example("rag.py", "covered?", manual, "--top", 1, "--embedder", embedder)
+    assert done.returncode == 0, done.stderr
+    task = "Given a web search query, retrieve relevant passages that answer the query"
+    texts = MANUAL.strip().split("\n\n")
+    with onegraph.LLM(embedder, device="cpu") as llm:
+        asked = llm.embed(f"Instruct: {task}\nQuery:covered?")
+        best = int((llm.embed(texts) @ asked).argmax())
+    assert done.stdout.endswith("> " + texts[best].replace("\n", "\n> ") + "\n")
 
 
 def test_a_question_that_no_passage_shares_a_word_with_is_not_answered(

@@ -167,7 +167,7 @@ PROVOKED: dict[str, Provoke] = {
     "temperature = -1": lambda llm, _: llm.generate("x", temperature=-1),
     "n_ctx = 100000": lambda _, model: onegraph.LLM(model, n_ctx=100000),
     "kv_tokens = 100": lambda _, model: onegraph.LLM(model, n_ctx=200, kv_tokens=100),
-    "messages = 'hi'": lambda llm, _: llm.chat("hi"),  # type: ignore[arg-type]
+    "messages = 7": lambda llm, _: llm.chat(7),  # type: ignore[call-overload]
     "tools = 1 tools": lambda llm, _: llm.chat(HI, [{"name": "f"}]),
     "chat template: does not write calls": lambda llm, _: llm.chat(
         HI, [{"name": "f"}], chat_template="{{ tools | tojson }}{{ messages[0].content }}"

@@ -11,11 +11,45 @@ from onegraph import _native, arguments
 from onegraph.answers import ToolCall
 from onegraph.errors import ArgumentError, ModelError
 
-__all__ = ["UNREAD", "UNREADABLE", "batch", "conversation", "has_calls", "needs_content", "render"]
+__all__ = [
+    "EFFORTS",
+    "UNREAD",
+    "UNREADABLE",
+    "batch",
+    "conversation",
+    "has_calls",
+    "needs_content",
+    "render",
+    "thinking",
+]
 
 #: What messages of other programs have beside their text, and what is said of it.
 UNREAD = ("image", "images", "audio", "audios", "video", "videos", "file", "files")
 UNREADABLE = "models here read text, so send text alone"
+
+#: Words for how much a model is to think, and those of them that templates know.
+EFFORTS = {
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+    "max": "high",
+}
+
+
+def thinking(switch: bool | None = None, effort: str | None = None) -> dict[str, Any] | None:
+    """Variables that say to a template whether the model is to think, and how much; a template
+    that has none of them leaves them where they are. An effort alone switches it on, and "none"
+    off."""
+    if switch is None and effort is not None:
+        switch = effort != "none"
+    found: dict[str, Any] = {}
+    if switch is not None:
+        found |= {"enable_thinking": switch, "thinking": switch}
+    if switch and effort in EFFORTS:
+        found["reasoning_effort"] = EFFORTS[effort]
+    return found or None
 
 
 def batch(messages: Any) -> list[Any] | None:
@@ -35,9 +69,11 @@ def batch(messages: Any) -> list[Any] | None:
 
 
 def conversation(name: str, messages: Any) -> list[dict[str, Any]]:
-    """The messages of one conversation, the contents in parts joined."""
+    """The messages of one conversation, the contents in parts joined; a text is one of the user."""
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
     if not arguments.is_sequence(messages):
-        raise arguments.refused(name, messages, "must be a list of dicts")
+        raise arguments.refused(name, messages, "must be a str, or a list of dicts")
     if not len(messages):
         raise ArgumentError(
             f'{name} = []: give at least one message, such as {{"role": "user", "content": "Hi"}}'

@@ -73,7 +73,7 @@ class Embeds(Loaded):
         bits; `onegraph help embeddings` has more.
 
         pooling: "last" takes the hidden state behind the last token, "mean" the mean of all; None
-            what the model's file says, and "last" where it says nothing
+            what the model's file says, and "last", with a warning, where it says nothing
         dimensions: the leading numbers of the vector alone, of models trained for that; None all
         normalize: give it the length 1, after `dimensions`
         truncate: leave the end of a text that is longer than the context out
@@ -199,6 +199,8 @@ class Embeds(Loaded):
             "normalize": arguments.flag("normalize", normalize),
         }
         cut = arguments.flag("truncate", truncate)
+        if pooling is None:
+            self._say_unpooled()
         many = batch("text", text)
         found: list[list[int]] = []
         names = []

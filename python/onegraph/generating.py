@@ -21,8 +21,9 @@ from onegraph.streams import Ask, AsyncStream, Job, Stream, naming, whole
 
 __all__ = ["Generates"]
 
-Messages = Sequence[Mapping[str, Any]]
-Conversations = Sequence[Messages]
+#: A conversation; a text is one message of the user.
+Messages = str | Sequence[Mapping[str, Any]]
+Conversations = Sequence[Sequence[Mapping[str, Any]]]
 #: Functions, and descriptions of functions. What type checkers make of a list of several functions
 #: is no list of callables.
 Tools = Sequence[Any] | None
@@ -192,8 +193,8 @@ class Generates(Loaded):
         **options: Unpack[SamplingOptions],
     ) -> Any:
         """The model's answer to a conversation, such as `[{"role": "user", "content": "Hi"}]`,
-        put into words by its own chat template. A list of conversations runs as one batch and gives
-        a list of results.
+        put into words by its own chat template. A text is one message of the user. A list of
+        conversations runs as one batch and gives a list of results.
 
         A content may be a list of text parts, as in the OpenAI API; they are joined.
 
@@ -494,6 +495,11 @@ class Generates(Loaded):
             name=name,
             continues=continues,
         ).text
+
+    def _thinks(self) -> bool:
+        """Whether the chat template tells reasoning apart."""
+        template = self.chat_template
+        return template is not None and not self._reading(template, False, None).is_plain
 
     def _tokens(self, text: str, add_special: bool, most: int) -> list[int]:
         """`tokenize`, of a text that has at most so many tokens."""

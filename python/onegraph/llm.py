@@ -165,7 +165,8 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         if chat_template is not None:
             self._template = self._read_template(chat_template)
         self._kv_type = kv_type
-        self._unsaid_saturated = threading.Lock()  # taken once, with the first such sequence
+        # Each is taken once, with the first such sequence or text.
+        self._unsaid_saturated, self._unsaid_unpooled = threading.Lock(), threading.Lock()
         if (reason := self._engine.no_card) and _said_cpu.acquire(blocking=False):
             logger.warning('running on the CPU: %s; with device="cpu" this is not said', reason)
         logger.info(
@@ -456,7 +457,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
     def __call__(self, *_args: Any, **_given: Any) -> NoReturn:
         raise TypeError(
             "an LLM is not called itself: llm.generate goes on from a prompt, llm.chat answers "
-            "a conversation"
+            f"a conversation; {foreign.answer('llm', is_keyword=False)}"
         )
 
     def __enter__(self) -> Self:

@@ -15,6 +15,9 @@ __all__ = ["KvType", "Loaded"]
 #: Encodings of keys and values: of every device, and of the CPU alone.
 KvType = Literal["i16", "q8_0", "f32"]
 
+#: A model that was trained for embeddings, to name one.
+EMBEDDER = "hf:Qwen/Qwen3-Embedding-0.6B-GGUF:Q8_0"
+
 logger = logging.getLogger("onegraph")
 
 
@@ -25,6 +28,7 @@ class Loaded:
     _tokenizer: _native.Tokenizer
     _kv_type: KvType
     _unsaid_saturated: threading.Lock
+    _unsaid_unpooled: threading.Lock
 
     @property
     def tokenizer(self) -> _native.Tokenizer:
@@ -45,4 +49,15 @@ class Loaded:
                 'CPU "f32" all of them; '
                 "LLM.saturated_sequences counts such sequences",
                 self._kv_type,
+            )
+
+    def _say_unpooled(self) -> None:
+        """Once a model: that its vectors say little, for it was not trained to make any."""
+        if self._engine.pooling in (None, "none") and self._unsaid_unpooled.acquire(blocking=False):
+            logger.warning(
+                "%s was not trained for embeddings, as its file names no pooling: texts of one "
+                "meaning may have vectors far apart; take a model that was, such as %s, or say "
+                'pooling="last", which is taken here, and this is not said',
+                self.path.name,
+                EMBEDDER,
             )

@@ -47,7 +47,11 @@ def test_a_window_without_a_penalty_is_said(cli: Any, smollm2: Path) -> None:
 
 
 def test_graph_and_check_propose_no_device_that_they_refuse(cli: Any, smollm2: Path) -> None:
-    for name in ["graph", "check"]:
+    instead = {
+        "graph": "graph MODEL --plan` prints the operations",
+        "check": "MODEL` runs on the CPU",
+    }
+    for name, said in instead.items():
         for more in [[], ["--device", "auto"], ["--device", "cuda:7"]]:
             done = cli(name, smollm2, *more)
             if done.returncode == 0:
@@ -55,6 +59,8 @@ def test_graph_and_check_propose_no_device_that_they_refuse(cli: Any, smollm2: P
             assert (done.returncode, done.stdout) == (1, "")
             assert "install the NVIDIA driver; the CPU is no way out" in done.stderr
             assert "cpu" not in done.stderr
+            assert f". `onegraph {name}` is for a machine with an NVIDIA card, and" in done.stderr
+            assert said in done.stderr
 
 
 def test_a_prompt_that_does_not_fit_names_the_option(cli: Any, smollm2: Path) -> None:

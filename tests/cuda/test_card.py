@@ -103,7 +103,9 @@ SHAPES = (
     "tiny-lfm2",
     "tiny-lfm2moe",
     "tiny-mistral3",
+    "tiny-muse-glimmer",
     "tiny-olmo2",
+    "tiny-smollm3",
 )
 
 
@@ -136,8 +138,12 @@ CASES = [
     ("tiny-lfm2moe", {"kv_type": "i16"}),
     # Its queries are rotated by a table of their own.
     ("tiny-mistral3", {"kv_type": "i16"}),
+    # Of its layers those with a window alone are rotated, and all have a gate.
+    ("tiny-muse-glimmer", {"kv_type": "i16"}),
     # One norm over all heads of queries, none before a product.
     ("tiny-olmo2", {"kv_type": "i16"}),
+    # Its last layer is not rotated.
+    ("tiny-smollm3", {"kv_type": "i16"}),
 ]
 
 

@@ -152,8 +152,10 @@ def test_prompts(llm: LLM) -> None:
 
 def test_conversations(llm: LLM, template: ChatTemplate) -> None:
     said = [{"role": "user", "content": "tea"}]
-    for call in (llm.chat, template.render, template.rendering):
+    refuses("messages", [*(v for v in NO_MESSAGES if v != "tea"), HALF], llm.chat)
+    for call in (template.render, template.rendering):
         refuses("messages", NO_MESSAGES, call)
+    for call in (llm.chat, template.render, template.rendering):
         no_tools = [v for v in NO_MESSAGES if v is not None]
         refuses("tools", no_tools, lambda v, call=call: call(said, v))
     refuses("parse_special", NO_FLAGS, lambda v: llm.chat(said, parse_special=v))

@@ -1,5 +1,6 @@
 """What a caller of `generate` and `chat` may ask for beside text."""
 
+import asyncio
 import dataclasses
 import json
 import math
@@ -8,6 +9,8 @@ from typing import Any
 
 import onegraph
 import pytest
+import shapes
+import synth
 from onegraph import LLM, ChatTemplate, Sampling
 
 PLAIN: dict[str, Any] = {"max_tokens": 8, "seed": 3, "ignore_eos": True}
@@ -193,6 +196,40 @@ def test_tools_that_the_template_has_no_place_for_are_refused(llm: LLM) -> None:
     assert llm.chat(said, chat_template=knows, **begun).token_ids
 
 
+def test_a_text_is_one_message_of_the_user(llm: LLM) -> None:
+    text = SAID[0]["content"]
+    assert llm.chat(text, **PLAIN).token_ids == llm.chat(SAID, **PLAIN).token_ids
+    with llm.chat(text, stream=True, **PLAIN) as stream:
+        assert "".join(piece.text for piece in stream) == llm.chat(SAID, **PLAIN).text
+    assert asyncio.run(_answered(llm, text)) == llm.chat(SAID, **PLAIN).token_ids
+
+
+async def _answered(llm: LLM, text: str) -> list[int]:
+    return (await llm.achat(text, **PLAIN)).token_ids
+
+
+def test_a_model_whose_file_names_no_pooling_says_once_that_its_vectors_tell_little(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "was not trained for embeddings, as its file names no pooling"
+    for pooling, times in (("", 1), ("last", 0)):
+        path = tmp_path / f"{pooling or 'unsaid'}.gguf"
+        shape = dataclasses.replace(shapes.find("tiny-qwen3-embedding"), pooling=pooling)
+        synth.write(path, shape, "Q8_0", seed=1)
+        caplog.clear()
+        with LLM(path, device="cpu", n_ctx=64) as llm, caplog.at_level("WARNING", "onegraph"):
+            llm.embed([5], pooling="last")
+            assert caplog.text == ""
+            llm.embed([5])
+            asyncio.run(_embedded(llm))
+        assert caplog.text.count(f"{path.name} {said}") == caplog.text.count(said) == times
+        assert ("such as hf:" in caplog.text) == (times == 1)
+
+
+async def _embedded(llm: LLM) -> None:
+    await llm.aembed([5])
+
+
 def test_contents_in_parts_are_joined_and_other_parts_refused_by_name(llm: LLM) -> None:
     parts = [{"type": "text", "text": "t"}, {"type": "text", "text": "ea"}]
     joined = llm.chat([{"role": "user", "content": parts}], **PLAIN)
@@ -214,8 +251,9 @@ def test_contents_in_parts_are_joined_and_other_parts_refused_by_name(llm: LLM) 
         ([[]], r"messages\[0\] = \[\]: give at least one message"),
         ([5], r"messages\[0\] = 5: must be a dict"),
         ([SAID, SAID[0]], "conversations and messages are mixed"),
-        ("tea", r"messages = 'tea': must be a list of dicts"),
-        ({"role": "user"}, "messages = a value of type dict: must be a list of dicts"),
+        ("\ud800", "messages = a str of 1 characters"),
+        (["tea"], r"messages\[0\] = 'tea': must be a dict"),
+        ({"role": "user"}, "messages = a value of type dict: must be a str, or a list of dicts"),
     ]
     for messages, said in refused:
         with pytest.raises(onegraph.ArgumentError, match=said):

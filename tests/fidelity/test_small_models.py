@@ -21,7 +21,8 @@ BARS = [("f32", 1e-10, 1e-3), ("f16", 2e-5, 0.1), ("i16", 2e-6, 0.05)]
 
 ARCHITECTURES = (
     *("llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "qwen35", "qwen35moe", "gemma3"),
-    *("gemma4", "granite", "lfm2", "lfm2moe", "mistral3", "olmo2"),
+    *("gemma4", "granite", "lfm2", "lfm2moe", "mistral3", "muse-glimmer", "olmo2"),
+    *("smollm3", "ernie4_5"),
 )
 
 #: How near the exact scores of two experts are where caches that round may choose the other; they

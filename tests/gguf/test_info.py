@@ -166,16 +166,16 @@ def test_an_expert_of_every_token(tmp_path: Path) -> None:
     assert found["layers"] == [{"n_layer": 10, "window": None}]
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3", "granite", "olmo2"])
+@pytest.mark.parametrize("arch", tiny.ARCHITECTURES)
 def test_every_architecture(tmp_path: Path, arch: str) -> None:
     path = tiny.write(tmp_path / "tiny.gguf", arch)
     found = info(path)
     check_sizes(found, path)
     assert found["error"] is None
     assert found["unused_tensors"] == []
-    interleaved = arch in ("llama", "granite")
+    interleaved = arch in ("llama", "granite", "muse-glimmer", "smollm3", "ernie4_5")
     assert found["rope"]["style"] == ("interleaved" if interleaved else "halves")
-    window = 64 if arch == "gemma3" else None
+    window = 64 if arch in ("gemma3", "muse-glimmer") else None
     assert found["layers"] == [{"n_layer": tiny.N_LAYER, "window": window}]
     assert found["tokenizer"] == {
         "model": "gpt2",
@@ -232,7 +232,7 @@ def test_what_cannot_run_is_described_all_the_same(tmp_path: Path) -> None:
     check_sizes(found, path)
     assert (
         "supported: llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, qwen35moe, gemma3, gemma4, "
-        "granite, lfm2, lfm2moe, mistral3, olmo2" in found["error"]
+        "granite, lfm2, lfm2moe, mistral3, muse-glimmer, olmo2, smollm3, ernie4_5" in found["error"]
     )
     assert found["architecture"] == "gpt2"
     assert found["shape"]["n_layer"] == tiny.N_LAYER

@@ -14,7 +14,7 @@ from onegraph import _native
 from support import tiny_gguf as tiny
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3", "granite", "olmo2"])
+@pytest.mark.parametrize("arch", tiny.ARCHITECTURES)
 def test_versions_2_and_3(tmp_path: Path, arch: str) -> None:
     path = tiny.write(tmp_path / "tiny.gguf", arch)
     plan = _native.model_plan(path)

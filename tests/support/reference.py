@@ -9,7 +9,8 @@ engine's float32 is measured against.
     mean_kl(logits, other)              # mean over rows of KL(reference || other), in nats
 
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
-qwen35, qwen35moe, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3, olmo2.
+qwen35, qwen35moe, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3,
+muse-glimmer, olmo2, smollm3, ernie4_5.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from support.delta_rule import causal_convolution, delta_rule, logistic
 Array = NDArray[np.float64]
 
 #: Architectures whose RoPE rotates neighbours (2i, 2i+1); the others rotate (i, i + d/2).
-INTERLEAVED = {"llama", "granite", "mistral3"}
+INTERLEAVED = {"llama", "granite", "mistral3", "muse-glimmer", "smollm3", "ernie4_5"}
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
 NEOX |= {"olmo2"} | (LFM2 := {"lfm2", "lfm2moe"})
 
@@ -72,10 +73,11 @@ class Reference:
         self._rope_all = self._rope_frequencies()
         # Gemma 3 (https://arxiv.org/abs/2503.19786, section 2): layers that see a window have a
         # base of their own and no scaling; five of them come before each that sees all.
-        has_windows = self.arch in ("gemma3", "gpt-oss", "olmo2")
+        has_windows = self.arch in ("gemma3", "gpt-oss", "muse-glimmer", "olmo2")
         self.window = int(self.key("attention.sliding_window", 0)) if has_windows else 0
         # OLMo 3 (https://arxiv.org/abs/2512.13961) has one base, and three come before each.
-        usual = self.key("rope.freq_base") if self.arch == "olmo2" else 10000.0
+        one_base = self.arch in ("muse-glimmer", "olmo2")
+        usual = self.key("rope.freq_base") if one_base else 10000.0
         local = float(self.key("rope.freq_base_swa", usual))
         pair = np.arange(self.n_rot // 2, dtype=np.float64)
         self._rope_window: Rope = (local ** (-2.0 * pair / self.n_rot), 1.0)
@@ -117,24 +119,34 @@ class Reference:
         if self.arch == "gemma4":
             return gemma4.logits(self, ids)
         head = "output" if "output.weight" in self._tensors else "token_embd"
-        return self.linear(self.hidden(ids), head) / self._granite("logit_scale", 1.0)
+        logits = self.linear(self.hidden(ids), head) / self._granite("logit_scale", 1.0)
+        if self.arch != "muse-glimmer":
+            return logits
+        logits = logits * float(self.key("logit_scale"))
+        cap = float(self.key("final_logit_softcapping"))
+        result: Array = cap * np.tanh(logits / cap)
+        return result
 
     def hidden(self, ids: Sequence[int]) -> Array:
         """What the head multiplies after each token: float64 [len(ids), n_embd]."""
         embedding = self.require("token_embd.weight")
         x = embedding[np.asarray(ids, dtype=np.int64)].astype(np.float64) * self._embedding_factor()
+        # Muse Glimmer's rows begin normalized; what its blocks give is by another epsilon.
+        behind = self.eps
+        if self.arch == "muse-glimmer":
+            x, behind = normalized(x, self.eps), 1e-8
         residual = self._granite("residual_scale", 1.0)
         for layer in range(self.n_layer):
             delta = self._mixer(layer)(layer, self._norm_before(x, f"blk.{layer}.attn_norm"))
-            if self.arch in ("gemma3", "olmo2"):
-                delta = self.norm(delta, f"blk.{layer}.post_attention_norm")
+            if self.arch in ("gemma3", "muse-glimmer", "olmo2"):
+                delta = self.norm(delta, f"blk.{layer}.post_attention_norm", behind)
             x = x + residual * delta
             # What is called so in these stands before the feed-forward.
             named_after = self.arch in ("qwen35", "qwen35moe", "gpt-oss")
             norm = "post_attention_norm" if named_after else "ffn_norm"
             delta = self._feed_forward(layer, self._norm_before(x, f"blk.{layer}.{norm}"))
-            if self.arch in ("gemma3", "olmo2"):
-                delta = self.norm(delta, f"blk.{layer}.post_ffw_norm")
+            if self.arch in ("gemma3", "muse-glimmer", "olmo2"):
+                delta = self.norm(delta, f"blk.{layer}.post_ffw_norm", behind)
             x = x + residual * delta
         return self.norm(x, "token_embd_norm" if self.arch in LFM2 else "output_norm")
 
@@ -183,9 +195,16 @@ class Reference:
         return factors
 
     def _sees_a_window(self, layer: int) -> bool:
-        usual = {"gpt-oss": 2, "olmo2": 4}.get(self.arch, 6)
-        period = int(self.key("attention.sliding_window_pattern", usual))
+        usual = {"gpt-oss": 2, "muse-glimmer": 4, "olmo2": 4}.get(self.arch, 6)
+        period = self.key("attention.sliding_window_pattern", usual)
+        if isinstance(period, list):
+            return bool(period[layer])
         return self.window > 0 and layer % period != period - 1
+
+    def _rotates(self, layer: int) -> bool:
+        if self.arch == "smollm3":
+            return layer % 4 != 3
+        return self.arch != "muse-glimmer" or self._sees_a_window(layer)
 
     def _attention(self, layer: int, x: Array) -> Array:
         n, d, group = len(x), self.head_dim, self.n_head // self.n_head_kv
@@ -199,7 +218,11 @@ class Reference:
             q = self.norm(q, f"blk.{layer}.attn_q_norm")
             k = self.norm(k, f"blk.{layer}.attn_k_norm")
         rope = self._rope_window if self._sees_a_window(layer) else self._rope_all
-        q, k = self._rope(q, rope), self._rope(k, rope)
+        if self._rotates(layer):
+            q, k = self._rope(q, rope), self._rope(k, rope)
+        # Muse Glimmer's gate has a matrix of its own.
+        if self.arch == "muse-glimmer":
+            gate = self.linear(x, f"blk.{layer}.attn_gate").reshape(n, self.n_head, d)
         q = q * self._temperature(n)[:, None, None]
         k, v = self.rounded(k), self.rounded(v)
         unseen = np.triu(np.ones((n, n), dtype=bool), 1)
@@ -325,12 +348,13 @@ class Reference:
         bias = self.weight(f"{name}.bias")
         return y if bias is None else y + bias
 
-    def norm(self, x: Array, name: str) -> Array:
-        """RMS norm of each part of a row that is as wide as the weight."""
+    def norm(self, x: Array, name: str, eps: float | None = None) -> Array:
+        """RMS norm of each part of a row that is as wide as the weight, by the file's epsilon where
+        it is none of the architecture's."""
         weight = self.require(f"{name}.weight").astype(np.float64)
         parts = x.reshape(len(x), -1, weight.size)
-        scale = 1.0 / np.sqrt(np.mean(parts * parts, axis=-1, keepdims=True) + self.eps)
-        result: Array = (parts * scale * weight).reshape(x.shape)
+        eps = self.eps if eps is None else eps
+        result: Array = (normalized(parts, eps) * weight).reshape(x.shape)
         return result
 
     def rounded(self, x: Array) -> Array:
@@ -402,6 +426,12 @@ class Reference:
         # Files of OLMo 3 name the whole, as its published configuration does.
         scale = named if self.arch == "olmo2" and named != 1.0 else scale * named
         return inv_freq / factor * (1.0 - keep) + inv_freq * keep, scale
+
+
+def normalized(x: Array, eps: float) -> Array:
+    """Each row by its root mean square."""
+    result: Array = x * (1.0 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps))
+    return result
 
 
 def log_softmax(logits: NDArray[np.floating[Any]]) -> Array:

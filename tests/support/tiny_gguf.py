@@ -13,6 +13,12 @@ N_LAYER, N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM, N_VOCAB, N_CTX = 2, 64, 96, 
 TOKENS = [*"abcdefgh", "ab", "cd", "<s>", "</s>"]
 CHAT_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}\nsecond line"
 
+#: What `write` knows.
+ARCHITECTURES = [
+    *("llama", "qwen2", "qwen3", "gemma3", "granite", "muse-glimmer", "olmo2", "smollm3"),
+    "ernie4_5",
+]
+
 
 def tensors(arch: str) -> Iterator[tuple[str, NDArray[Any]]]:
     """Name and float values of every tensor, in the order they are written."""
@@ -33,12 +39,14 @@ def tensors(arch: str) -> Iterator[tuple[str, NDArray[Any]]]:
         }
         if arch == "qwen2":
             shapes |= {f"attn_{x}.bias": (n,) for x, n in (("q", n_q), ("k", n_kv), ("v", n_kv))}
-        if arch in ("gemma3", "olmo2"):
+        if arch in ("gemma3", "muse-glimmer", "olmo2"):
             shapes |= {f"post_{x}_norm.weight": (N_EMBD,) for x in ("attention", "ffw")}
         if arch == "olmo2":
             del shapes["attn_norm.weight"], shapes["ffn_norm.weight"]
             shapes |= {f"attn_{x}_norm.weight": (n,) for x, n in (("q", n_q), ("k", n_kv))}
-        if arch in ("qwen3", "gemma3"):
+        if arch == "muse-glimmer":
+            shapes |= {"attn_gate.weight": (n_q, N_EMBD)}
+        if arch in ("qwen3", "gemma3", "muse-glimmer"):
             shapes |= {f"attn_{x}_norm.weight": (HEAD_DIM,) for x in "qk"}
         for name, shape in shapes.items():
             yield f"blk.{layer}.{name}", rng.standard_normal(shape)
@@ -70,10 +78,13 @@ def write(
     writer.add_rope_dimension_count(HEAD_DIM)
     writer.add_rope_freq_base(10_000.0)
     writer.add_layer_norm_rms_eps(1e-5)
-    if arch == "gemma3":
+    if arch in ("gemma3", "muse-glimmer"):
         writer.add_sliding_window(64)
     if arch == "granite":
         writer.add_logit_scale(8.0)
+    if arch == "muse-glimmer":
+        writer.add_logit_scale(0.5)
+        writer.add_final_logit_softcapping(30.0)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(TOKENS)

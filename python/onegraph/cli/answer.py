@@ -37,8 +37,10 @@ def show(stream: Stream, heard: list[str] | None = None) -> None:
             sys.stdout.flush()
     finally:
         # A terminal's next prompt, and a shell's `read`, want a whole line. What failed before it
-        # had a text has no line either.
-        if (terminal or last is not None) and not (last or "").endswith("\n"):
+        # had a text has no line either, nor has an answer that is calls alone.
+        calls = stream.result is not None and bool(stream.result.tool_calls)
+        is_text = last is not None and not (calls and not last)
+        if ((terminal and not calls) or thinking or is_text) and not (last or "").endswith("\n"):
             click.echo()
 
 

@@ -8,6 +8,7 @@ import click
 
 from onegraph import LLM
 from onegraph.cli.answer import cut_by, report, show
+from onegraph.cli.asking import Asking
 from onegraph.cli.conversation import Conversation
 from onegraph.cli.lines import Lines
 from onegraph.cli.slash import Session, obey
@@ -19,9 +20,11 @@ from onegraph.results import Result
 HINT = "Ctrl-C stops an answer, Ctrl-D leaves, /help shows what else there is."
 
 
-def chat(llm: LLM, system: str | None, sampling: dict[str, Any], verbose: bool) -> None:
+def chat(
+    llm: LLM, system: str | None, sampling: dict[str, Any], verbose: bool, asking: Asking
+) -> None:
     """Asks for lines and answers them, each with all that was said before, until Ctrl-D."""
-    session = Session(llm, Conversation(system), sampling, verbose)
+    session = Session(llm, Conversation(system), sampling, verbose, asking)
     click.echo(HINT, err=True)
     lines = Lines(HINT)
     while not session.over and (entry := lines.next()) is not None:
@@ -43,12 +46,12 @@ def _answer(session: Session) -> str | None:
     heard: list[str] = []
     conversation = session.conversation.messages()
     try:
-        with session.llm.chat(conversation, stream=True, **session.sampling) as stream:
-            show(stream, heard)
-        assert stream.result is not None
-        _say_cut(stream.result, session)
+        result = session.asking.ask(
+            session.llm, conversation, session.sampling, lambda stream: show(stream, heard)
+        )
+        _say_cut(result, session)
         if session.verbose:
-            report(stream.result)
+            report(result)
     except KeyboardInterrupt:
         pass
     except ClosedError:

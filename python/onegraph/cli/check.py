@@ -19,6 +19,13 @@ from onegraph.progress import shown
 #: Tokens of one sequence: logits of all of them are kept at a time.
 SEGMENT = 256
 
+#: What somebody without a card is told.
+ABOUT = (
+    "`onegraph check` is for a machine with an NVIDIA card, and proves that the card computes the "
+    "bits that the CPU does. Without a card there is nothing to prove: `onegraph run MODEL` runs "
+    "on the CPU, and `onegraph bench MODEL` measures it there."
+)
+
 #: What the rows of the table compare.
 COMPARED = """\
 sums on tensor cores: with sums of integers
@@ -57,7 +64,8 @@ def command(
         raise ArgumentError(f"tokens = {tokens}: must be 1 or more")
     kv_type = chosen.get("kv_type", _native.DEFAULT_KV_TYPE)
     chosen.setdefault("n_ctx", SEGMENT)
-    with card_only(chosen.pop("device", "auto"), "it is what a card is compared with") as device:
+    compared = "it is what a card is compared with"
+    with card_only(chosen.pop("device", "auto"), compared, ABOUT) as device:
         exact = check_sums(device, sums)
         loaded = LLM(
             model,

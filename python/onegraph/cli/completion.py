@@ -52,6 +52,10 @@ def prepare(command: click.Command) -> None:
             param.type = _Words(_starting(["auto", "cpu", "cuda", *_cards()]))
         elif param.name in ("kv_type", "type_k", "type_v"):
             param.type = _Words(_starting(KV_TYPES))
+        elif param.name == "pooling":
+            param.type = _Words(_starting(["last", "mean"]))
+        elif param.name == "think":
+            param.type = _Words(_starting(["on", "off", "low", "medium", "high"]))
         elif param.name == "cuda_graph":
             param.type = _Words(_starting(["full", "piecewise"]))
 

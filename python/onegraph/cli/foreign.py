@@ -33,8 +33,8 @@ OPTIONS = [
     Foreign(
         ("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"), (), "give hf:user/repo:Q4_K_M as MODEL"
     ),
-    Foreign(("-p", "--prompt"), ("prompt", "n_prompt"), "no prompt is needed here"),
-    Foreign(("-f", "--file"), (), "pipe the file in: onegraph run MODEL < FILE"),
+    Foreign(("-p", "--prompt"), ("prompt", "n_prompt", "texts"), "no prompt is needed here"),
+    Foreign(("-f", "--file"), ("file",), "no text is needed here"),
     Foreign(
         ("-n", "--n-predict", "--predict", "--num-predict"),
         ("max_tokens", "n_gen", "tokens"),
@@ -73,7 +73,7 @@ OPTIONS = [
         "bind the whole command with taskset, or rank it with nice",
     ),
     Foreign(("-nopo", "--no-op-offload", "--no-host"), (), _WHOLE),
-    Foreign(("-embd", "--embeddings"), (), "llm.embed and `onegraph serve` make them"),
+    Foreign(("-embd", "--embeddings"), (), "`onegraph embed MODEL TEXT` makes them"),
     Foreign(("-rpc", "--rpc"), (), "a model is on one machine as a whole"),
     Foreign(("--list-devices",), (), "nvidia-smi -L lists the cards"),
     Foreign(("-oe", "--output-err"), (), "standard error has no form of its own: redirect it"),

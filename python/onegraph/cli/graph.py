@@ -24,6 +24,12 @@ from onegraph.progress import shown
 POSITION = 128
 #: Tokens after it that timing needs: steps are timed in rows.
 ROOM = 16
+#: What somebody without a card is told.
+ABOUT = (
+    "`onegraph graph` is for a machine with an NVIDIA card, and shows the step that the card "
+    "replays for each token and where its time goes. Without a card `onegraph graph MODEL --plan` "
+    "prints the operations of that step, and `onegraph bench MODEL` measures the CPU."
+)
 #: Options of what is measured.
 MEASURED = ("position", "repeats", "cuda_graph", "each", "stamps", "dot")
 
@@ -83,7 +89,7 @@ def command(
         say(_native.fused_plan(path, batch_size).rstrip("\n"))
         return
     with (
-        card_only(chosen.pop("device", "auto"), "it captures no graphs") as device,
+        card_only(chosen.pop("device", "auto"), "it captures no graphs", ABOUT) as device,
         LLM(
             model,
             device=device,

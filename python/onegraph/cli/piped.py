@@ -11,7 +11,9 @@ import threading
 
 import click
 
-__all__ = ["joined", "needed"]
+from onegraph.printable import printable
+
+__all__ = ["check_utf8", "decoded", "joined", "needed"]
 
 #: What text of other encodings begins with.
 MARKS = [
@@ -25,14 +27,22 @@ MARKS = [
 PATIENCE = 2.0
 
 
-def needed() -> str:
-    """The text of standard input, which is the prompt."""
+def needed(what: str = "PROMPT") -> str:
+    """The text of standard input, which is the prompt, or what else the command calls it."""
     if sys.stdin is None:
-        raise click.UsageError("standard input is closed: give a PROMPT")
+        raise click.UsageError(f"standard input is closed: give a {what}")
     text = _read()
     if not text:
-        raise click.UsageError("standard input is empty: give a PROMPT, or pipe one in")
+        raise click.UsageError(f"standard input is empty: give a {what}, or pipe one in")
     return text
+
+
+def check_utf8(text: str | None) -> None:
+    """Refuses an argument whose bytes are no text."""
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as e:
+        raise click.UsageError(f"{printable(ascii(text))} is not UTF-8: {e.reason}") from e
 
 
 def joined(prompt: str) -> str:
@@ -79,12 +89,18 @@ def _read() -> str:
         raise click.UsageError(
             f"cannot read standard input: {e.strerror}; `< /dev/null` leaves it out"
         ) from e
+    return decoded(raw, "standard input", "iconv -f {} -t UTF-8 FILE | onegraph run ...")
+
+
+def decoded(raw: bytes, what: str, convert: str) -> str:
+    """The text of bytes in UTF-8, without the line feed at its end; `what` they are, and the
+    command that would `convert` them from an encoding, are for the error."""
     # The longer first: one mark begins with another.
     for encoding, mark in MARKS:
         if raw.startswith(mark):
             raise click.UsageError(
-                f"standard input is {encoding}, by the mark that it begins with, and UTF-8 is "
-                f"read: convert it, as in `iconv -f {encoding} -t UTF-8 FILE | onegraph run ...`"
+                f"{what} is {encoding}, by the mark that it begins with, and UTF-8 is "
+                f"read: convert it, as in `{convert.format(encoding)}`"
             )
     # A mark of UTF-8 is no text.
     raw = raw.removeprefix(codecs.BOM_UTF8)
@@ -92,7 +108,7 @@ def _read() -> str:
         text = raw.decode()
     except UnicodeDecodeError as e:
         raise click.UsageError(
-            f"standard input is not UTF-8: byte {raw[e.start]:#04x} at offset {e.start}"
+            f"{what} is not UTF-8: byte {raw[e.start]:#04x} at offset {e.start}"
         ) from e
     # The line feed that ends a line is not part of the question.
     return text.removesuffix("\n")

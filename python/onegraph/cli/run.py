@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +14,9 @@ import click
 from onegraph import LLM
 from onegraph.cli import piped
 from onegraph.cli.answer import note_cut, report, show
+from onegraph.cli.asking import Asking, Thinking, functions_of
 from onegraph.cli.conversation import Conversation
+from onegraph.cli.files import before
 from onegraph.cli.options import (
     MODEL,
     SAMPLING,
@@ -23,14 +26,31 @@ from onegraph.cli.options import (
     sampling_options,
 )
 from onegraph.cli.terminal import debug_option, json_option, progress
-from onegraph.printable import printable
 from onegraph.sampling import DEFAULTS
+from onegraph.streams import Stream
 
 
 @click.command()
 @click.argument("model")
 @click.argument("prompt", required=False)
 @click.option("--system", metavar="TEXT", help="Instructions that precede the conversation.")
+@click.option(
+    "--file",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A text file that goes before PROMPT. May be repeated.",
+)
+@click.option(
+    "--tools",
+    type=click.Path(path_type=Path),
+    metavar="FILE.py",
+    help="The model may call the functions of this file, which are run.",
+)
+@click.option(
+    "--think",
+    metavar="on|off|low|medium|high|N",
+    help="Whether the model reasons before it answers, how much, or N tokens at most.",
+)
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it is, without the chat template.")
 @sampling_options
 @model_options
@@ -41,6 +61,9 @@ def command(
     model: str,
     prompt: str | None,
     system: str | None,
+    file: tuple[Path, ...],
+    tools: Path | None,
+    think: str | None,
     raw: bool,
     as_json: bool,
     verbose: bool,
@@ -54,36 +77,62 @@ def command(
     `< /dev/null` leaves it to the loop. Standard output carries the text alone, which ends with a
     line feed.
 
+    Of each --file the name, a colon and the text between ``` stand before PROMPT, and behind what
+    is piped in.
+
+    --tools offers the public functions of a Python file that have a docstring; annotations and
+    docstring are what the model is told. The file is run, and so is each call that the model asks
+    for, with all that you may do: standard error shows calls and results. After 16 answers that
+    call, the model answers without tools.
+
     In a chat /help lists its commands. Conversations that /save is given a name for, and the lines
     that were typed, are kept in $ONEGRAPH_STATE_DIR, else in $XDG_STATE_HOME/onegraph, else in
     ~/.local/state/onegraph.
     """
-    if raw and system is not None:
-        raise click.UsageError("--system is part of the chat template, and --raw leaves that out")
+    for option, value in (("--system", system), ("--tools", tools), ("--think", think)):
+        if raw and value is not None:
+            raise click.UsageError(
+                f"{option} is part of the chat template, and --raw leaves it out"
+            )
     chatting = prompt is None and sys.stdin is not None and sys.stdin.isatty()
     if chatting and (raw or as_json):
         raise click.UsageError("--raw and --json need a PROMPT")
+    if chatting and file:
+        raise click.UsageError("--file needs a PROMPT, such as 'Sum this up.'")
+    switch = Thinking.of(think)
+    if switch.budget is not None and options["thinking_token_budget"] is not None:
+        raise click.UsageError(f"--think {think} and --thinking-token-budget are one: give one")
+    functions = [] if tools is None else functions_of(tools)
     if not as_json and options["logprobs"] is not None:
         raise click.UsageError("--logprobs is part of the JSON: add --json")
     if not chatting:
-        prompt = piped.needed() if prompt in (None, "-") else piped.joined(prompt)
+        if prompt in (None, "-"):
+            prompt = before(piped.needed(), file)
+        else:
+            prompt = piped.joined(before(prompt, file))
     for said in [prompt, system, *options["stop"]]:
-        _check_utf8(said)
+        piped.check_utf8(said)
     if verbose:
         logging.getLogger("onegraph").setLevel(logging.INFO)
     with LLM(model, max_batch=1, progress=progress(), **given(MODEL, options)) as llm:
         sampling = given(SAMPLING, options)
         _say_without_effect(llm, sampling, options)
-        if not raw and llm.chat_template is None and (chatting or system is not None):
+        needs_template = chatting or any(v is not None for v in (system, tools, think))
+        if not raw and llm.chat_template is None and needs_template:
             raise click.UsageError(
-                f"{llm.path.name} has no chat template: give a PROMPT, and no --system"
+                f"{llm.path.name} has no chat template: give a PROMPT, and no --system, --tools or "
+                "--think"
             )
+        asking = Asking(functions, switch.variables)
+        switch.check(llm)
+        if switch.budget is not None:
+            sampling["thinking_token_budget"] = switch.budget
         if prompt is None:
             from onegraph.cli.chat import chat
 
-            chat(llm, system, sampling, verbose)
+            chat(llm, system, sampling, verbose, asking)
         else:
-            _answer(llm, prompt, system, raw, sampling, as_json, verbose)
+            _answer(llm, prompt, system, raw, sampling, as_json, verbose, asking)
 
 
 def _answer(
@@ -94,25 +143,29 @@ def _answer(
     sampling: dict[str, Any],
     as_json: bool,
     verbose: bool,
+    asking: Asking,
 ) -> None:
-    if raw or llm.chat_template is None:
-        stream = llm.generate(prompt, stream=True, **sampling)
-    else:
-        stream = llm.chat(Conversation(system, [prompt]).messages(), stream=True, **sampling)
-    with stream:
+    def shown(stream: Stream) -> None:
         if as_json:
             for _ in stream:
                 pass
         else:
             show(stream)
-    assert stream.result is not None
+
+    if raw or llm.chat_template is None:
+        with llm.generate(prompt, stream=True, **sampling) as stream:
+            shown(stream)
+        result = stream.result
+    else:
+        result = asking.ask(llm, Conversation(system, [prompt]).messages(), sampling, shown)
+    assert result is not None
     if as_json:
-        made = dataclasses.asdict(stream.result)
+        made = dataclasses.asdict(result)
         click.echo(json.dumps({"model": str(llm.path), "device": llm.device, **made}))
     else:
-        note_cut(stream.result, sampling.get("max_tokens"))
+        note_cut(result, sampling.get("max_tokens"))
     if verbose:
-        report(stream.result)
+        report(result)
 
 
 def _say_without_effect(llm: LLM, sampling: dict[str, Any], options: dict[str, Any]) -> None:
@@ -129,10 +182,3 @@ def _say_without_effect(llm: LLM, sampling: dict[str, Any], options: dict[str, A
         click.echo(f"no effect without one of {names}: --repeat-last-n", err=True)
     if options["threads"] is not None and llm.device != "cpu":
         click.echo(f"no effect on {llm.device}: --threads", err=True)
-
-
-def _check_utf8(text: str | None) -> None:
-    try:
-        (text or "").encode()
-    except UnicodeEncodeError as e:
-        raise click.UsageError(f"{printable(ascii(text))} is not UTF-8: {e.reason}") from e

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import click
 
 from onegraph import LLM
+from onegraph.cli.asking import Asking
 from onegraph.cli.conversation import Conversation, load, place, save
 from onegraph.cli.options import MODEL, SAMPLING, UNLIMITED, flag
 from onegraph.cli.spelling import spelled
@@ -34,6 +35,8 @@ class Session:
     sampling: dict[str, Any] = field(default_factory=dict)
     #: Whether to say how each answer went.
     verbose: bool = False
+    #: What an answer is asked for with, beside sampling.
+    asking: Asking = field(default_factory=Asking)
     over: bool = False
 
 

@@ -7,10 +7,10 @@ the cache, which may be emptied at any time. What is in it is for its owner alon
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 
 from onegraph.errors import FileError
+from onegraph.hub.cache import whole
 
 __all__ = ["state_dir", "write_private"]
 
@@ -31,12 +31,5 @@ def write_private(path: Path, text: str) -> None:
     """Writes a file that only its owner may read, whole or not at all; a folder that is missing is
     made so too. Raises `OSError`."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    with whole(path, 0o600) as file:
+        file.write(text.encode())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -18,7 +19,16 @@ from typing import BinaryIO
 
 from onegraph.errors import FileError
 
-__all__ = ["FULL", "Progress", "cache_dir", "kind", "no_room", "one_process", "open_regular"]
+__all__ = [
+    "FULL",
+    "Progress",
+    "cache_dir",
+    "kind",
+    "no_room",
+    "one_process",
+    "open_regular",
+    "whole",
+]
 
 #: Called with what is being done, the bytes done so far and the bytes in all (None: not known).
 Progress = Callable[[str, int, int | None], None]
@@ -68,6 +78,27 @@ def open_regular(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise FileError(f"{path} is {other} where a file should be; remove it")
     return os.fdopen(descriptor, "rb")
+
+
+@contextlib.contextmanager
+def whole(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Gives a new file to write, which takes its place once all is written, or never: an error
+    leaves what was there.
+
+    mode: the rights of the file, less what the user's umask takes away
+
+    Raises `OSError` where it cannot be written.
+    """
+    unfinished = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    # O_EXCL takes no file that is there, nor a link.
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _common(), mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def _common() -> int:

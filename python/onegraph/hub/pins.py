@@ -11,12 +11,11 @@ import hashlib
 import json
 import os
 import re
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 from onegraph.errors import FileError, ModelError
-from onegraph.hub.cache import cache_dir, open_regular
+from onegraph.hub.cache import cache_dir, open_regular, whole
 
 __all__ = ["Pin", "PinnedFile", "read", "references", "write"]
 
@@ -116,15 +115,8 @@ def write(pin: Pin) -> None:
     """Keeps a pin in the place of an older one. Raises `OSError` where it cannot be written."""
     path = _path(pin.reference)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.stem}-{secrets.token_hex(4)}")
-    try:
-        # "x" takes no file that is there, nor a link; readable to whom the user's umask says, as
-        # the models are.
-        with unfinished.open("x") as file:
-            json.dump(dataclasses.asdict(pin), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    # Readable to whom the user's umask says, as the models are.
+    with whole(path) as file:
+        file.write(json.dumps(dataclasses.asdict(pin), indent=1).encode())
+        file.flush()
+        os.fsync(file.fileno())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onegraph import _native
-from onegraph.conversations import UNREAD, UNREADABLE, needs_content
+from onegraph.conversations import EFFORTS, UNREAD, UNREADABLE, needs_content, thinking
 from onegraph.llm import LLM
 from onegraph.prompts import is_short
 from onegraph.sampling import resolve
@@ -33,16 +33,6 @@ __all__ = [
 #: Parts of a content that a model which reads text cannot take.
 _SEEN = {"image", "image_url", "input_image", "input_audio", "audio", "video_url", "file"}
 _SEEN |= {"document", "input_file", "video"}
-
-#: Words for how much a model is to think, and those of them that templates know.
-EFFORTS = {
-    "minimal": "low",
-    "low": "low",
-    "medium": "medium",
-    "high": "high",
-    "xhigh": "high",
-    "max": "high",
-}
 
 #: Messages, and parts of their contents. A question and an answer take two; more than this many are
 #: no conversation, and to look at each keeps others waiting.
@@ -99,20 +89,6 @@ def effort_of(fields: Fields, name: str) -> str | None:
         expected = f"must be one of none, {', '.join(EFFORTS)}"
         raise wrong(fields.path(name), given, expected)
     return given
-
-
-def thinking(switch: bool | None = None, effort: str | None = None) -> dict[str, Any] | None:
-    """Variables that say to a template whether the model is to think, and how much; a template
-    that has none of them leaves them where they are. An effort alone switches it on, and "none"
-    off."""
-    if switch is None and effort is not None:
-        switch = effort != "none"
-    found: dict[str, Any] = {}
-    if switch is not None:
-        found |= {"enable_thinking": switch, "thinking": switch}
-    if switch and effort in EFFORTS:
-        found["reasoning_effort"] = EFFORTS[effort]
-    return found or None
 
 
 def may_be_empty(message: Fields) -> bool:

@@ -211,14 +211,9 @@ def capabilities(model: Model) -> list[str]:
         found.append("tools")
     except ModelError:
         pass
-    if _thinks(llm):
+    if llm._thinks():
         found.append("thinking")
     return found
-
-
-def _thinks(llm: LLM) -> bool:
-    template = llm.chat_template
-    return template is not None and not llm._reading(template, False, None).is_plain
 
 
 def _shown(model: Model, found: Facts, capabilities: list[str]) -> dict[str, Any]:
@@ -448,7 +443,7 @@ def _asked(
     think, n_ctx = fields.get("think"), _whole(fields.object("options")).integer("num_ctx", 1)
 
     def job(llm: LLM) -> Job:
-        if think and not _thinks(llm):
+        if think and not llm._thinks():
             raise Refused(
                 400, f'"{model.name}" does not support thinking; leave `think` out', field="think"
             )

@@ -104,7 +104,7 @@ pub struct Factors {
     pub residual: Option<f32>,
     /// Of the scores of attention, instead of `1 / sqrt(head_dim)`.
     pub attention: Option<f32>,
-    /// What the logits are divided by.
+    /// What the logits are divided by, or multiplied by: the architecture's.
     pub logits: Option<f32>,
 }
 

@@ -1,9 +1,12 @@
 """Answers a question from text files, and quotes the passages that the answer was made from.
 
     python rag.py "How long is the warranty?" manual.txt terms.txt
+    python rag.py "How long is it covered?" manual.txt \\
+        --embedder hf:Qwen/Qwen3-Embedding-0.6B-GGUF:Q8_0
 
 Passages are found by BM25, a count of shared words: rare words count more, long passages less. It
-needs no second model. It finds no passage that says the same in other words.
+needs no second model, and finds no passage that says the same in other words. A model that was
+trained for embeddings finds it: with --embedder, passages are ranked by their vectors.
 """
 
 import argparse
@@ -15,6 +18,9 @@ from pathlib import Path
 
 import onegraph
 
+TASK = (
+    "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery:"
+)
 ASK = "Answer the question from these passages alone.\n\n{passages}\n\nQuestion: {question}"
 
 
@@ -39,9 +45,22 @@ def scores(question: str, texts: list[str]) -> list[float]:
     return found
 
 
+def nearness(embedder: str, question: str, texts: list[str]) -> list[float]:
+    """The cosine of the question's vector and that of each text."""
+    with onegraph.LLM(embedder) as llm:
+        # Qwen3-Embedding's instruction, for questions alone; another model's page has its own.
+        asked = llm.embed(TASK + question)
+        return [float(cosine) for cosine in llm.embed(texts, truncate=True) @ asked]
+
+
 def answer(args: argparse.Namespace) -> None:
     known = [passage for path in args.files for passage in passages(path)]
-    ranked = zip(scores(args.question, [text for _, text in known]), known, strict=True)
+    texts = [text for _, text in known]
+    if args.embedder and texts:
+        found = nearness(args.embedder, args.question, texts)
+    else:
+        found = scores(args.question, texts)
+    ranked = zip(found, known, strict=True)
     best = sorted(ranked, key=lambda pair: -pair[0])[: args.top]
     sources = [passage for score, passage in best if score > 0]
     if not sources:  # better no answer than one that was made up
@@ -60,6 +79,7 @@ def main() -> None:
     parser.add_argument("question")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--model", default="smollm2", help="a file or a name  [smollm2]")
+    parser.add_argument("--embedder", help="a model that ranks passages by meaning")
     parser.add_argument("--top", type=int, default=3, help="passages to read  [3]")
     args = parser.parse_args()
     try:

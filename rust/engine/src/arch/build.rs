@@ -346,6 +346,20 @@ impl<'a> Builder<'a> {
         self.attended(layer, heads, out)
     }
 
+    /// The same with the logistic function of a gate as a factor before the product.
+    pub fn attend_gated(
+        &mut self,
+        layer: usize,
+        heads: Heads,
+        scores: Scores,
+        gate: BufferId,
+    ) -> Result<BufferId> {
+        let x = self.attention(layer, heads, scores);
+        let out = self.buffer("gated", heads.n_head * heads.kv.head_dim);
+        self.push(Op::SigmoidMul { x, gate, out });
+        self.attended(layer, heads, out)
+    }
+
     /// The same over the cache of an earlier layer, to which this one adds nothing.
     pub fn attend_over(
         &mut self,
@@ -420,8 +434,21 @@ impl<'a> Builder<'a> {
 
     /// Normalizes, in place, what a block of a layer gives, before it is added.
     pub fn norm_delta(&mut self, layer: usize, delta: BufferId, name: &str) -> Result<()> {
+        self.norm_delta_by(layer, delta, name, self.config.rms_eps)
+    }
+
+    /// The same by another epsilon than the file's.
+    pub fn norm_delta_by(
+        &mut self,
+        layer: usize,
+        delta: BufferId,
+        name: &str,
+        eps: f32,
+    ) -> Result<()> {
         let n_embd = self.config.n_embd;
-        self.norm_parts(delta, &format!("blk.{layer}.{name}.weight"), n_embd)
+        let norm = self.norm(&format!("blk.{layer}.{name}.weight"), n_embd)?;
+        self.normalize(delta, Norm { eps, ..norm }, n_embd);
+        Ok(())
     }
 
     /// `x = x * factor`.
@@ -655,15 +682,19 @@ impl<'a> Builder<'a> {
 
     /// Normalizes each `width` values of `x` in place.
     pub fn norm_parts(&mut self, x: BufferId, name: &str, width: usize) -> Result<()> {
-        let Norm { weight, eps } = self.norm(name, width)?;
+        let norm = self.norm(name, width)?;
+        self.normalize(x, norm, width);
+        Ok(())
+    }
+
+    fn normalize(&mut self, x: BufferId, Norm { weight, eps }: Norm, group: usize) {
         self.push(Op::RmsNorm {
             x,
             weight: Some(weight),
             out: x,
-            group: width,
+            group,
             eps,
         });
-        Ok(())
     }
 
     /// What products with a matrix are multiplied by, a number or one for each expert, where the file has

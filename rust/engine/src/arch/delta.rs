@@ -44,7 +44,7 @@ impl<'a> Mixer<'a> {
     /// logistic function of the gate.
     fn attention(&self, b: &mut Builder<'_>, layer: usize, x: BufferId) -> Result<BufferId> {
         let c = b.config;
-        let (n_embd, n_q) = (c.n_embd, c.n_head * c.head_dim);
+        let n_q = c.n_head * c.head_dim;
         // A head of queries and its gate, head by head.
         let both = b.heads(layer, x, 2 * c.n_head, b.kv())?;
         let (q, gate) = (b.buffer("queries", n_q), b.buffer("q_gates", n_q));
@@ -64,16 +64,7 @@ impl<'a> Mixer<'a> {
         };
         b.norm_heads(layer, heads)?;
         b.rotate(heads, self.table, RopeStyle::Halves);
-        let out = b.attention(layer, heads, heads.scores());
-        let gated = b.buffer("gated", n_q);
-        b.push(Op::SigmoidMul {
-            x: out,
-            gate,
-            out: gated,
-        });
-        let delta = b.buffer("delta", n_embd);
-        b.product(gated, None, layer, "attn_output", &[n_q, n_embd], delta)?;
-        Ok(delta)
+        b.attend_gated(layer, heads, heads.scores(), gate)
     }
 
     /// The gated delta rule over a short convolution of queries, keys and values; its heads,

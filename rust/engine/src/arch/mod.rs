@@ -16,12 +16,14 @@ mod lfm2;
 mod lfm2moe;
 mod llama;
 mod mistral3;
+mod muse_glimmer;
 mod olmo2;
 mod qwen2;
 mod qwen3;
 mod qwen35;
 mod qwen35moe;
 mod qwen3moe;
+mod smollm3;
 
 const _: () = assert!(config::MOST_EXPERTS <= signature::MOST_EXPERTS);
 
@@ -104,11 +106,27 @@ pub static ARCHITECTURES: &[Architecture] = &[
         experts: true,
         plan: mistral3::plan,
     },
+    Architecture {
+        name: "muse-glimmer",
+        experts: false,
+        plan: muse_glimmer::plan,
+    },
     // OLMo 3 calls itself so too.
     Architecture {
         name: "olmo2",
         experts: false,
         plan: olmo2::plan,
+    },
+    Architecture {
+        name: "smollm3",
+        experts: false,
+        plan: smollm3::plan,
+    },
+    // Its dense models: those with experts have a name of their own.
+    Architecture {
+        name: "ernie4_5",
+        experts: false,
+        plan: llama::plan,
     },
 ];
 

@@ -209,7 +209,7 @@ fn other_architectures_are_listed() {
         &[
             "architecture \"gpt2\" is not supported",
             "llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, qwen35moe, gemma3, gemma4, granite, lfm2, \
-             lfm2moe, mistral3, olmo2",
+             lfm2moe, mistral3, muse-glimmer, olmo2, smollm3, ernie4_5",
         ],
     );
 }
@@ -272,6 +272,7 @@ fn tensors_that_no_op_reads_are_not_ignored() {
         // With this one guesses about the meaning of a text, not its next token.
         ("lfm2", "dense_2.weight"),
         ("lfm2moe", "blk.0.exp_probs_b.bias"),
+        ("muse-glimmer", "blk.0.attn_sinks.weight"),
         ("olmo2", "blk.0.attn_norm.weight"),
     ] {
         let mut w = tiny(arch);

@@ -341,6 +341,25 @@ fn a_log_multiplier_takes_back_a_part_of_yarns_factor() {
 }
 
 #[test]
+fn muse_glimmer_rotates_where_it_sees_a_window() {
+    let mut w = tiny("muse-glimmer");
+    let kinds = Value::Array(Array::Bool(vec![true, false]));
+    w.set("muse-glimmer.attention.sliding_window_pattern", kinds);
+    assert_eq!(tables(&w), (vec![1e4], vec![0, 0], vec![Some(4), None]));
+    w.set("muse-glimmer.rope.freq_base_swa", Value::F32(100.0));
+    assert_eq!(tables(&w).0, vec![100.0]);
+    for key in [
+        "logit_scale",
+        "final_logit_softcapping",
+        "attention.sliding_window",
+    ] {
+        let (mut w, key) = (tiny("muse-glimmer"), format!("muse-glimmer.{key}"));
+        w.remove(&key);
+        says(&message(load(&w.bytes()), Kind::Model), &[&key, "missing"]);
+    }
+}
+
+#[test]
 fn olmo_scales_the_angles_of_layers_that_see_all() {
     let mut w = tiny("olmo2");
     let kinds = Value::Array(Array::Bool(vec![true, false]));

@@ -207,8 +207,14 @@ pub fn tiny(arch: &str) -> Writer {
         // Their factors leave half of a head as it is.
         w.tensor("rope_freqs.weight", &[2], F32);
     }
-    if arch == "olmo2" {
-        w.set("olmo2.attention.sliding_window", Value::U32(4));
+    if arch == "muse-glimmer" {
+        w.set("muse-glimmer.logit_scale", Value::F32(0.5));
+        let cap = "muse-glimmer.final_logit_softcapping";
+        w.set(cap, Value::F32(30.0));
+    }
+    if matches!(arch, "muse-glimmer" | "olmo2") {
+        let window = format!("{arch}.attention.sliding_window");
+        w.set(&window, Value::U32(4));
     }
     if arch == "granite" {
         w.set("granite.logit_scale", Value::F32(8.0));
@@ -277,6 +283,9 @@ pub fn tiny(arch: &str) -> Writer {
                 t("attn_v", &[8, 4], F16);
             }
             t("attn_output", &[8, 8], F16);
+            if arch == "muse-glimmer" {
+                t("attn_gate", &[8, 8], F16);
+            }
         }
         match arch {
             "gpt-oss" => {
@@ -303,12 +312,13 @@ pub fn tiny(arch: &str) -> Writer {
             t("ffn_up", &[8, 12], F16);
             t("ffn_down", &[12, 8], F16);
         }
-        if arch.starts_with("gemma") || arch == "olmo2" {
+        if arch.starts_with("gemma") || matches!(arch, "muse-glimmer" | "olmo2") {
             t("post_attention_norm", &[8], F32);
             t("post_ffw_norm", &[8], F32);
         }
         let norms_heads = arch.starts_with("qwen3") || convolves && layer == 1;
-        if norms_heads && !recurs || arch.starts_with("gemma") {
+        let always = arch.starts_with("gemma") || arch == "muse-glimmer";
+        if norms_heads && !recurs || always {
             t("attn_q_norm", &[4], F32);
             t("attn_k_norm", &[4], F32);
         }

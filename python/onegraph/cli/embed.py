@@ -1,0 +1,115 @@
+"""`onegraph embed`: texts as vectors."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from onegraph import LLM
+from onegraph.cli import piped
+from onegraph.cli.files import text_of
+from onegraph.cli.options import MODEL, given, model_options
+from onegraph.cli.terminal import debug_option, progress
+from onegraph.errors import FileError
+from onegraph.hub.cache import whole
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+#: Endings of files to write.
+FORMS = (".jsonl", ".npy")
+
+
+@click.command()
+@click.argument("model")
+@click.argument("texts", nargs=-1, metavar="[TEXT]...")
+@click.option(
+    "--file",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A file that is a text, behind those of TEXT. May be repeated.",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write to this file, .jsonl or .npy.  [default: JSON lines, to standard output]",
+)
+@click.option(
+    "--pooling",
+    help="last: the state behind the last token; mean: of all.  [default: what the file says]",
+)
+@click.option("--dimensions", type=int, help="Keep the first N numbers.  [default: all]")
+@click.option("--no-normalize", is_flag=True, help="Leave the length of a vector as it is.")
+@click.option("--truncate", is_flag=True, help="Leave out the end of a text that is too long.")
+@model_options
+@debug_option
+def command(
+    model: str,
+    texts: tuple[str, ...],
+    file: tuple[Path, ...],
+    output: Path | None,
+    pooling: Literal["last", "mean"] | None,
+    dimensions: int | None,
+    no_normalize: bool,
+    truncate: bool,
+    **options: Any,
+) -> None:
+    """Make a vector of each TEXT, by a MODEL that was trained for embeddings.
+
+    Without TEXT and --file each line of standard input is a text. A line of JSON is
+    {"text": TEXT, "embedding": [...]}, of a file {"file": PATH, "embedding": [...]}; numbers have
+    the digits that give their float32 back. A .npy file has an array of float32, a row for each
+    text, for `numpy.load`.
+    """
+    if output is not None and output.suffix not in FORMS:
+        raise click.UsageError(f"--output {output}: must end in {' or '.join(FORMS)}")
+    found = [("text", text, text) for text in texts]
+    found += [("file", os.fspath(path), text_of(path)) for path in file]
+    if not found:
+        if sys.stdin is not None and sys.stdin.isatty():
+            raise click.UsageError("give a TEXT, --file, or lines of texts in a pipe")
+        found = [("text", line, line) for line in piped.needed("TEXT").split("\n")]
+    for kind, _, text in found:
+        if kind == "text":
+            piped.check_utf8(text)
+    with LLM(model, progress=progress(), **given(MODEL, options)) as llm:
+        vectors = llm.embed(
+            [text for _, _, text in found],
+            pooling=pooling,
+            dimensions=dimensions,
+            normalize=not no_normalize,
+            truncate=truncate,
+        )
+    if output is None:
+        for line in _lines(found, vectors):
+            sys.stdout.write(line)
+    else:
+        _write(output, found, vectors)
+
+
+def _lines(found: list[tuple[str, str, str]], vectors: NDArray[np.float32]) -> Iterator[str]:
+    for (kind, name, _), vector in zip(found, vectors, strict=True):
+        numbers = ", ".join(format(number, ".9g") for number in vector.tolist())
+        yield f'{{"{kind}": {json.dumps(name)}, "embedding": [{numbers}]}}\n'
+
+
+def _write(path: Path, found: list[tuple[str, str, str]], vectors: NDArray[np.float32]) -> None:
+    import numpy as np
+
+    try:
+        with whole(path) as out:
+            if path.suffix == ".npy":
+                np.save(out, vectors)
+            else:
+                out.writelines(line.encode() for line in _lines(found, vectors))
+    except (OSError, ValueError) as e:
+        reason = getattr(e, "strerror", None) or e
+        raise FileError(f"cannot write {path}: {reason}; give another path") from e

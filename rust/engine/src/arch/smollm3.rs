@@ -1,0 +1,27 @@
+//! SmolLM3: Llama without rotation in every fourth layer.
+
+use super::build::Builder;
+use crate::config::Config;
+use crate::error::Result;
+use crate::plan::{Plan, RopeStyle};
+
+/// The last of so many layers is not rotated (NoPE, <https://arxiv.org/abs/2501.18795>). No key says it.
+const PERIOD: usize = 4;
+
+pub fn plan(config: &Config) -> Result<Plan> {
+    let mut b = Builder::new(config);
+    let c = config;
+    let table = b.rope_table(c.rope_dim, c.rope_base, &c.rope_scaling)?;
+    let x = b.embed(1.0)?;
+    for layer in 0..c.n_layer {
+        let heads = b.heads(layer, x, c.n_head, b.kv())?;
+        if (layer + 1) % PERIOD != 0 {
+            b.rotate(heads, table, RopeStyle::Interleaved);
+        }
+        let delta = b.attend(layer, heads, heads.scores())?;
+        b.add(delta, x);
+        let delta = b.swiglu(layer, x, c.n_ff)?;
+        b.add(delta, x);
+    }
+    b.logits(x)
+}
