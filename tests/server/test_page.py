@@ -33,6 +33,11 @@ def test_it_is_for_browsers_and_asks_nobody_else(served: Served) -> None:
     vendored = PARTS.joinpath("vendored.js").read_text(encoding="utf-8")
     own = given.replace(vendored, "").replace("http://www.w3.org/2000/svg", "")
     assert all(each.read_text(encoding="utf-8") in given for each in OWN)
+    assert {each.name for each in PARTS.iterdir()} - set(SCRIPTS) == {
+        "index.html",
+        "style.css",
+        "vendored.js",
+    }
     assert not re.findall(r"(?:https?:)?//[\w.]+", re.sub(r"^ *//.*$", "", own, flags=re.M))
     assert not re.findall(r"\b(?:src|href(?!=\"#)|style)=|innerHTML|insertAdjacent|\beval\b", own)
     assert not re.findall(r"\bon\w+=", own)
@@ -251,5 +256,7 @@ def test_an_answer_in_a_form_is_shown_with_a_line_for_each_value(
         for part in ('{"a": "b', '{"a": "\\\\', "[1, [", "}}"):
             made = page.run("return pretty(arguments[0])", part)
             assert re.sub(r"\s", "", made) == re.sub(r"\s", "", part)
+        # A model may repeat a bracket until its context ends.
+        assert page.run("return pretty('['.repeat(50_000)).length") < 5_000_000
     with contextlib.suppress(Exception):
         browser.get("about:blank")

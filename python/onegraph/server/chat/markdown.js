@@ -28,6 +28,8 @@ function link(href, content) {
   made.target = "_blank";
   made.rel = "noopener noreferrer";
   made.append(...content);
+  // An image within a link is a link too, and links do not nest.
+  for (const each of made.querySelectorAll("a")) each.replaceWith(...each.childNodes);
   return [made];
 }
 
@@ -101,7 +103,9 @@ function scopes(node) {
 
 function highlighted(text, language) {
   if (text.length > MOST_HIGHLIGHTED || !hljs.getLanguage(language)) return [text];
-  return hljs.highlight(text, { language, ignoreIllegals: true })._emitter.rootNode.children.map(scopes);
+  const { errorRaised, _emitter } = hljs.highlight(text, { language, ignoreIllegals: true });
+  // After an error the tree has the text only in part.
+  return errorRaised ? [text] : _emitter.rootNode.children.map(scopes);
 }
 
 function block(text, language = "") {
@@ -175,9 +179,12 @@ function write(into, text) {
     into.shown = undefined;
     return;
   }
-  const shown = tokens.map(({ raw, level }) => `${level ?? ""}${raw}`);
-  const same = (into.shown ?? []).findIndex((each, i) => each !== shown[i]);
-  const kept = Math.max(0, into.shown ? (same < 0 ? into.shown.length : same) : 0);
+  // A reference may be defined after the blocks that use it.
+  const defined = JSON.stringify(tokens.links);
+  const shown = tokens.map(({ raw, level }) => `${level ?? ""}${raw}${defined}`);
+  const last = into.shown ?? [];
+  const same = last.findIndex((each, i) => each !== shown[i]);
+  const kept = same < 0 ? last.length : same;
   if (!into.shown) into.replaceChildren();
   const made = blocks(tokens.slice(kept));
   const count = (into.counts ?? []).slice(0, kept);
@@ -190,31 +197,34 @@ function write(into, text) {
 }
 
 // JSON with a line for each value, as far as it has come. Only the space between values changes.
+// Indentation is bounded: a model may repeat a bracket until its context ends.
 function pretty(text) {
-  let made = "", depth = 0, quoted = false, escaped = false;
-  const line = () => "\n" + "  ".repeat(depth);
+  const made = [];
+  let depth = 0, quoted = false, escaped = false;
+  const line = () => "\n" + "  ".repeat(Math.min(depth, DEEPEST));
   for (const c of text) {
     if (quoted) {
-      made += c;
+      made.push(c);
       quoted = escaped || c !== '"';
       escaped = !escaped && c === "\\";
     } else if (c === '"') {
       quoted = true;
-      made += c;
+      made.push(c);
     } else if (c === "{" || c === "[") {
       depth += 1;
-      made += c + line();
+      made.push(c, line());
     } else if (c === "}" || c === "]") {
       depth = Math.max(0, depth - 1);
-      made = made.trimEnd();
-      made += (/[[{]$/.test(made) ? "" : line()) + c;
+      if (made.at(-1)?.startsWith("\n")) made.pop();
+      if (!["{", "["].includes(made.at(-1))) made.push(line());
+      made.push(c);
     } else if (c === ",") {
-      made += c + line();
+      made.push(c, line());
     } else if (c === ":") {
-      made += ": ";
+      made.push(": ");
     } else if (!/\s/.test(c)) {
-      made += c;
+      made.push(c);
     }
   }
-  return made;
+  return made.join("");
 }
