@@ -257,6 +257,14 @@ def test_two_tabs_keep_what_either_says(page: Page) -> None:
         assert page.seen("user", ".count") == ["2 / 2"]
         (both,) = kept(page)
         assert len(both["turns"]) == 6
+        # A title that one gives is not undone by what the other keeps.
+        page.driver.switch_to.window(second)
+        until(lambda: page.run("return chat.turns.length") == 6)
+        page.run("renameChat(chat, 'Tea')")
+        page.driver.switch_to.window(first)
+        until(lambda: page.driver.title.startswith("Tea"))
+        ask(page, "and again")
+        assert [each["title"] for each in kept(page)] == ["Tea"]
         # Deleted in one, it is not written again by the other.
         page.run("deleteChat(chat)")
         page.driver.switch_to.window(second)
@@ -293,10 +301,9 @@ def test_settings_show_the_defaults_and_survive_a_reload(page: Page, teller: Ser
     _, props = teller.get("/props")
     params = props["default_generation_settings"]["params"]
     page.press("#show-settings")
+    until(lambda: page.find("top_k").get_attribute("placeholder") not in ("", None))
     for name in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty"):
-        field = page.find(name)
-        until(lambda: field.get_attribute("placeholder") not in ("", None))  # noqa: B023
-        assert float(field.get_attribute("placeholder")) == params[name]
+        assert float(page.find(name).get_attribute("placeholder")) == params[name]
         label = page.seen_in(f"label[for={name}]")[0]
         assert label.endswith(f" {name}") and len(label.split()) > 1
     page.fill("top_k", "7")
@@ -304,6 +311,47 @@ def test_settings_show_the_defaults_and_survive_a_reload(page: Page, teller: Ser
     page.driver.refresh()
     assert page.find("top_k").get_attribute("value") == "7"
     assert page.driver.switch_to.active_element.get_attribute("id") == "ask"
+
+
+def test_an_answer_that_ends_leaves_a_title_that_is_being_typed(page: Page) -> None:
+    from selenium.webdriver import Keys
+
+    ask(page, "one")
+    page.run(
+        "window.plain = fetch; fetch = (...a) => new Promise((go) => { window.go = [go, a]; })"
+    )
+    page.say("two")
+    page.press("#list [aria-expanded]")
+    page.press("#list .actions button")
+    field = page.driver.switch_to.active_element
+    field.send_keys("Tea")
+    page.run("fetch = plain; plain(...go[1]).then(go[0])")
+    until(lambda: len(page.notes()) == 2 and page.idle())
+    assert page.driver.switch_to.active_element == field
+    field.send_keys("s", Keys.ENTER)
+    assert page.seen_in("#list .title") == ["Teas"] and page.driver.title.startswith("Teas")
+    assert page.run("return chat.turns.length") == 4
+
+
+def test_a_page_that_comes_back_has_what_it_kept_once(page: Page) -> None:
+    ask(page, "one")
+    said = page.run("return said()")
+    page.run(
+        "fetch = (path, { signal }) => new Promise((go, fail) =>"
+        "  signal.addEventListener('abort', () => fail(signal.reason)))"
+    )
+    page.say("two")
+    page.run("dispatchEvent(new Event('pagehide'))")
+    until(page.idle)
+    assert page.run("return said()") == said and page.texts("user") == ["one"]
+    assert page.find("ask").get_attribute("value") == "two"
+    (same,) = kept(page)
+    assert len(same["turns"]) == 2
+
+
+def test_a_conversation_under_the_key_of_another_is_not_shown(page: Page) -> None:
+    put(page, chat(id="another"))
+    assert page.seen_in("#list .title") == []
 
 
 def test_a_reload_in_the_midst_keeps_what_was_said(page: Page) -> None:

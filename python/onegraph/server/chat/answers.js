@@ -1,7 +1,7 @@
 // Asking the server, and what is done to a conversation.
 
 let running = null; // what stops the answer that is being made
-let settle = null;  // keeps what has come of it, where the page goes away
+let settle = null;  // keeps what has come of it, or the question, where the page goes away
 
 function request() {
   const system = $("system").value.trim();
@@ -101,13 +101,16 @@ async function answer(before, fresh) {
   const keep = () => {
     if (finish !== "tool_calls") delete turn.tool_calls; // one that did not come to its end is none
     const has = finish || turn.content || turn.reasoning_content;
-    if (has) append(of, turn);
-    else if (fresh) of.turns.splice(of.turns.indexOf(fresh), 1);
-    if (!has) of.leaf = before;
+    // A page that went away may come back, and has kept it already.
+    if (has && !turn.id) append(of, turn);
+    if (!has) {
+      of.turns = of.turns.filter((each) => each !== fresh);
+      of.leaf = before;
+    }
     save(of);
     return has;
   };
-  settle = keep;
+  settle = () => { if (!keep() && fresh) remember("draft", $("ask").value || fresh.content); };
   paint(true);
   $("log").parentElement.scrollTop = $("log").parentElement.scrollHeight;
   try {
@@ -153,7 +156,7 @@ async function answer(before, fresh) {
   }
   remember("draft", $("ask").value);
   $("status").textContent = has ? "The answer is complete" : "";
-  if (!$("settings").open) $("ask").focus();
+  if ([document.body, $("stop")].includes(document.activeElement)) $("ask").focus();
 }
 
 function send() {
@@ -203,7 +206,6 @@ function editLast() {
 function openChat(wanted) {
   stop();
   chat = storedChat(wanted) ?? emptyChat();
-  chat.saved = chat.turns.length > 0;
   notice("");
   show();
   $("ask").focus();

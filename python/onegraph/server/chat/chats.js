@@ -35,7 +35,7 @@ function renameChat(of, title) {
     kept.title = title.trim().slice(0, 200);
     save(kept);
   }
-  drawList();
+  showAround();
   $("list").querySelector(`[data-id="${of.id}"] button`)?.focus();
 }
 
@@ -90,6 +90,8 @@ function entry(of) {
 }
 
 function drawList() {
+  // What is typed there would be lost.
+  if (renaming && $("list").querySelector("input")) return;
   const chats = storedChats();
   const none = element("li", "Conversations are kept in this browser.", "none");
   $("list").replaceChildren(...(chats.length ? chats.map(entry) : [none]));
@@ -138,6 +140,7 @@ function fromAnotherTab({ key, newValue }) {
   } else if (!running && !document.querySelector(".edit")) {
     const other = storedChat(chat.id);
     if (other) join(chat, other);
-    drawLog();
+    drawLog(true);
+    showAround();
   }
 }

@@ -76,7 +76,7 @@ function actions(turn, article) {
         if (running) return;
         chat.leaf = newestLeaf(chat, siblings[to]);
         save(chat);
-        drawLog(turn.parent);
+        drawLog(true);
       });
       made.disabled = !siblings[to];
       return made;
@@ -121,15 +121,15 @@ function edit(turn, article) {
   field.focus();
 }
 
-// Draws all of the branch. What a reader looks at stays in place where `from` is given.
-function drawLog(from) {
+// Draws all of the branch: at its end, or where the reader is if it `stays`.
+function drawLog(stays = false) {
   const place = $("log").parentElement.scrollTop;
   $("log").replaceChildren();
   for (const turn of branch(chat)) drawTurn(turn)(false);
   $("welcome").hidden = chat.turns.length > 0;
   drawNames();
   const main = $("log").parentElement;
-  main.scrollTop = from === undefined ? main.scrollHeight : place;
+  main.scrollTop = stays ? place : main.scrollHeight;
 }
 
 function show() {

@@ -48,13 +48,8 @@ $("prompts").append(...PROMPTS.map((text) => {
   return entry;
 }));
 addEventListener("storage", fromAnotherTab);
-// What has come of an answer is kept; a question without one waits in the field after a reload.
-addEventListener("pagehide", () => {
-  if (!settle) return;
-  const { content } = branch(chat).findLast(({ role }) => role !== "assistant") ?? {};
-  if (!settle()) remember("draft", content ?? "");
-  settle = null;
-});
+// A browser may bring the page back as it was: an answer that was being made has ended then.
+addEventListener("pagehide", () => { settle?.(); stop(); });
 
 document.documentElement.className = ["light", "dark"].find((each) => each === stored("theme")) ?? "";
 $("ask").value = remembered("draft") ?? "";

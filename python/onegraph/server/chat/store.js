@@ -54,7 +54,12 @@ function store(key, value) {
 }
 
 function storedChat(wanted) {
-  try { return readChat(stored(PREFIX + wanted)); } catch { return null; }
+  try {
+    const found = readChat(stored(PREFIX + wanted));
+    return found.id === wanted ? { ...found, saved: true } : null;
+  } catch {
+    return null;
+  }
 }
 
 // All conversations that can be read, the newest first.
@@ -65,10 +70,12 @@ function storedChats() {
   return found.sort((a, b) => b.updated - a.updated);
 }
 
-// Turns are only ever added, so another tab's and these make one conversation.
+// Turns are only ever added, so another tab's and these make one conversation. Of two titles the
+// one that was kept last holds.
 function join(of, other) {
   const known = new Set(of.turns.map((each) => each.id));
   of.turns.push(...other.turns.filter((each) => !known.has(each.id)));
+  if (other.updated > of.updated) Object.assign(of, { title: other.title, updated: other.updated });
 }
 
 function save(of) {
