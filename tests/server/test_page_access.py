@@ -84,6 +84,8 @@ def violations(page: Page) -> list[str]:
 def test_axe_finds_nothing(
     browser: Any, painter: Served, screen: Any, axe: str, theme: str, width: int
 ) -> None:
+    from selenium.webdriver import Keys
+
     screen(width, width < 800)
     page = Page(browser, painter.url)
     page.run("localStorage.setItem('theme', arguments[0])", theme)
@@ -96,7 +98,7 @@ def test_axe_finds_nothing(
     page.press("#send")
     until(lambda: page.notes() != [] and page.idle())
     found["chat"] = violations(page)
-    page.keys("\ue00a", "r")
+    page.keys(Keys.ALT, "r")
     until(lambda: page.seen_in(".count") != [] and page.idle())
     page.run("opened = chat.id; drawList(); notice('wrong', { wrong: true, action: 'Undo' })")
     page.press("[data-role=user] [title=Edit]")

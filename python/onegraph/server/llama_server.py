@@ -25,9 +25,17 @@ from onegraph.streams import token_text
 
 __all__ = ["routes"]
 
-#: What `/props` names the defaults of.
-_NUMBERS = ["temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n"]
-_NUMBERS += ["presence_penalty", "frequency_penalty"]
+#: The sampling parameters whose defaults `/props` names.
+_NUMBERS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_last_n",
+)
 
 
 def routes(service: Service) -> list[Route]:

@@ -16,8 +16,6 @@ function emptyChat() {
 
 let chat = emptyChat();
 
-function turnOf(of, wanted) { return of.turns.find((each) => each.id === wanted); }
-
 function children(of, parent) { return of.turns.filter((each) => each.parent === parent); }
 
 // The turns from the first to a leaf.

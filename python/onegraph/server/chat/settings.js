@@ -18,7 +18,7 @@ function numbers() {
   const found = {};
   for (const name of NUMBERS) {
     const text = $(name).value.trim();
-    if (text !== "") found[name] = Number.isNaN(Number(text)) ? text : Number(text);
+    if (text !== "") found[name] = Number.isFinite(Number(text)) ? Number(text) : text;
   }
   return found;
 }
