@@ -43,7 +43,7 @@ function askForKey() {
   $("key").focus();
 }
 
-// The values that the model takes where a field is empty.
+// The defaults of the server, which it takes where a field is empty.
 async function defaults() {
   const model = $("model").value;
   const response = await fetch(`props?model=${encodeURIComponent(model)}`, { headers: headers() });
