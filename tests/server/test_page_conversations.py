@@ -37,6 +37,16 @@ def ask(page: Page, text: str) -> None:
     until(lambda: len(page.notes()) > before and page.idle())
 
 
+def hold(page: Page) -> None:
+    """Keeps the next request of the page from the server until `release`."""
+    code = "window.plain = fetch; fetch = (...a) => new Promise((go) => { window.held = [go, a]; })"
+    page.run(code)
+
+
+def release(page: Page, answer: str = "plain(...held[1])") -> None:
+    page.run(f"fetch = plain; {answer}.then(held[0])")
+
+
 def kept(page: Page) -> list[dict[str, Any]]:
     """The conversations in the browser's storage."""
     code = "return Object.keys(localStorage).filter((k) => k.startsWith('chat:'))"
@@ -73,21 +83,20 @@ def test_the_opening_screen_names_the_model_and_offers_three_prompts(page: Page)
 
 
 def test_waiting_is_shown_until_the_first_token(page: Page) -> None:
-    page.run("window.plain = fetch; fetch = (...a) => new Promise((go) => { window.go = go; })")
+    hold(page)
     page.say("tea")
     assert page.seen("assistant", ".waiting") == ["Waiting for teller"]
     assert page.find("stop").is_displayed() and not page.find("send").is_displayed()
-    page.run("fetch = plain; plain('v1/none').then(go)")
+    release(page, "plain('v1/none')")
     until(page.idle)
     assert page.seen("assistant", ".waiting") == [] and page.notice() != ""
 
 
 def test_an_answer_that_ends_leaves_what_is_above_as_it_is(page: Page) -> None:
-    page.run(
-        "window.plain = fetch; fetch = (...a) => new Promise((go) => { window.go = [go, a]; })"
-    )
+    hold(page)
     page.say("tea")
-    page.run("$('log').firstElementChild.mark = 1; fetch = plain; plain(...go[1]).then(go[0])")
+    page.run("$('log').firstElementChild.mark = 1")
+    release(page)
     until(lambda: page.notes() != [] and page.idle())
     assert page.run("return $('log').firstElementChild.mark") == 1
     assert page.seen("assistant", ".tools button") != []
@@ -317,15 +326,13 @@ def test_an_answer_that_ends_leaves_a_title_that_is_being_typed(page: Page) -> N
     from selenium.webdriver import Keys
 
     ask(page, "one")
-    page.run(
-        "window.plain = fetch; fetch = (...a) => new Promise((go) => { window.go = [go, a]; })"
-    )
+    hold(page)
     page.say("two")
     page.press("#list [aria-expanded]")
     page.press("#list .actions button")
     field = page.driver.switch_to.active_element
     field.send_keys("Tea")
-    page.run("fetch = plain; plain(...go[1]).then(go[0])")
+    release(page)
     until(lambda: len(page.notes()) == 2 and page.idle())
     assert page.driver.switch_to.active_element == field
     field.send_keys("s", Keys.ENTER)

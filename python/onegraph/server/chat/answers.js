@@ -211,10 +211,4 @@ function openChat(wanted) {
   $("ask").focus();
 }
 
-function anew() {
-  stop();
-  chat = emptyChat();
-  notice("");
-  show();
-  $("ask").focus();
-}
+function anew() { openChat(""); }
