@@ -160,9 +160,10 @@ DEVICE void store_bytes(const Fixed& x, uint32_t lane, uint8_t* to) {
 // The sum of H over the lane's 8 LANES columns, the same in its lanes: exact.
 template <uint32_t LANES>
 DEVICE float sum_of_columns(const Fixed& x) {
-    float sum = 0.0f;
+    float pairs[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) sum = add_rn(add_rn(sum, f16x2_low(x.h[i])), f16x2_high(x.h[i]));
+    for (int i = 0; i < 4; i++) pairs[i] = add_rn(f16x2_low(x.h[i]), f16x2_high(x.h[i]));
+    float sum = add_rn(add_rn(pairs[0], pairs[1]), add_rn(pairs[2], pairs[3]));
     sum = mul_rn(sum, threadIdx.x % 2 ? 16.0f : 1.0f);
 #pragma unroll
     for (uint32_t distance = 1; distance < LANES; distance *= 2) {

@@ -179,8 +179,10 @@ DEVICE void sums_of_halves(const typename T::Quants (&quants)[4], uint32_t t, co
                            const X& x, float (&sums)[EACH][2]) {
     static_assert(!SPLITS_QUANTS<T>, "as bytes");
     // By four chains of products, that none waits for more than three before it: of sub-blocks of 32 either step,
-    // of those of 16 either half of a quarter; and of quarters the even ones and the odd ones, of which one is zero.
-    float part[2][2][4] = {};
+    // of those of 16 either half of a quarter; and, where registers are left, of even quarters and of odd ones, of
+    // which one is zero.
+    constexpr int TURNS = LOADS_LATE<T> ? 1 : 2;
+    float part[TURNS][2][4] = {};
     if constexpr (T::ABOVE > 0) {
         static_assert(16 * (2 * T::ABOVE - 1) < 1024 && T::SUB * T::ABOVE < 1024, "exact");
         const float4 of_16 = reinterpret_cast<const float4*>(x_sb + X_ABOVE)[t];
@@ -207,14 +209,18 @@ DEVICE void sums_of_halves(const typename T::Quants (&quants)[4], uint32_t t, co
                 T::fragment(quants[v], n / 2, n % 2, a);
             }
             step_of<T>(x, 4 * v + n, b);
-            float(&sum)[4] = part[v % 2][T::SUB == 32 ? n % 2 : n / 2];
+            float(&sum)[4] = part[v % TURNS][T::SUB == 32 ? n % 2 : n / 2];
             mma_m16n8k16_f16_f32(sum, a, b, sum);
         }
     }
+    if constexpr (TURNS == 2) {
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < 2; i++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) part[0][i][e] = add_rn(part[0][i][e], part[1][i][e]);
+            for (int e = 0; e < 4; e++) {
+                part[0][i][e] = add_rn(part[0][i][e], part[TURNS - 1][i][e]);
+            }
+        }
     }
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
@@ -277,19 +283,9 @@ DEVICE void multiply(const uint8_t* tile, uint32_t lane, const uint8_t* x_sb, co
         dmin[0] = T::dmin(tile, g), dmin[1] = T::dmin(tile, g + 8);
     }
     if constexpr (READS_FIRST) was_read();
-    float sums[EACH][2];
-    if constexpr (IN_BYTES<T>) {
-        sums_of_bytes<T>(quants, t, x_sb, x, sums);
-    } else {
-        sums_of_halves<T>(quants, t, x_sb, x, sums);
-    }
-    if constexpr (READS_SCALES_LATE) {
-        __syncwarp();
-        read_scales();
-    }
     float p[2] = {};
     if constexpr (T::OFFSETS == SHARED_OFFSETS) {
-        // All columns of B are the row's sums.
+        // First, for what it begins goes from lane to lane. All columns of B are the row's sums.
         const uint8_t* at = x_sb + (T::SUB == 16 ? X_SUMS_OF_16 : X_SUMS);
         float m[4] = {};
 #pragma unroll
@@ -299,6 +295,16 @@ DEVICE void multiply(const uint8_t* tile, uint32_t lane, const uint8_t* x_sb, co
             mma_m16n8k16_f16_f32(m, least[k], b, m);
         }
         p[0] = mul_rn(-dmin[0], m[0]), p[1] = mul_rn(-dmin[1], m[2]);
+    }
+    float sums[EACH][2];
+    if constexpr (IN_BYTES<T>) {
+        sums_of_bytes<T>(quants, t, x_sb, x, sums);
+    } else {
+        sums_of_halves<T>(quants, t, x_sb, x, sums);
+    }
+    if constexpr (READS_SCALES_LATE) {
+        __syncwarp();
+        read_scales();
     }
     [[maybe_unused]] const float* offsets =
         reinterpret_cast<const float*>(x_sb + X_OFFSETS) + EACH * t;

@@ -133,7 +133,7 @@ impl Tiles {
         let bytes = |bits: usize| TILE_ROWS * TILE_COLS * bits / 8;
         let are_of = |bits| types.iter().all(|ty| ty.kernel.tile_bytes >= bytes(bits));
         if m <= FEW_ROWS {
-            let are_wide = types.len() > 1 && are_of(table.wide_bits);
+            let are_wide = are_of(8) || (types.len() > 1 && are_of(table.wide_bits));
             let has_more = card.has_warpgroups() && !are_wide;
             // Rows so long that shared memory is too little for more have fewer.
             let more = || fit(table.more_warps, 1, table.more_ahead);
@@ -301,7 +301,7 @@ mod tests {
         let (four, six, eight) = (TILE / 2, 3 * TILE / 4, TILE);
         assert_eq!(warps("sm_90", 4096, &[four, four, six]), more);
         assert_eq!(warps("sm_90", 4096, &[six]), more);
-        assert_eq!(warps("sm_90", 14336, &[eight]), more);
+        assert_eq!(warps("sm_90", 14336, &[eight]), fewer);
         assert_eq!(warps("sm_90", 4096, &[six, six, six]), fewer);
         assert_eq!(warps("sm_90", 28672, &[eight]), fewer);
         assert_eq!(warps("sm_100", 4096, &[four]), fewer);
