@@ -516,8 +516,8 @@ def test_every_shape_of_a_model_has_the_parts_of_the_rule(n_in: int) -> None:
 
 @over_types
 def test_products_are_near_float64(ty: str) -> None:
-    """By the norms of the errors and of the products: 2.5e-4, which is what 11 bits of x leave; where a
-    block has an outlier, the bits of its other values are those of its 14."""
+    """By the norms of the errors and of the products: 2.5e-4, what 11 bits of x leave. Beside an
+    outlier the other values of a block have fewer."""
     plan = linear(ty, 2048, 256)
     weight = decode(ty, plan.weights["blk.3.w"]).reshape(256, 2048).astype(np.float64)
     x = kinds(16, 2048)

@@ -27,8 +27,8 @@ over_types = pytest.mark.parametrize("ty", TYPES)
 
 
 def most(backend: Backend, ty: str) -> float:
-    """Most normalized mean square error: products of small integers keep 11 bits of x, 2.5e-4. Their
-    bits are held by test_exact_sums.py."""
+    """Most normalized mean square error: products of small integers keep 11 bits of x, 2.5e-4.
+    Their bits are held by test_exact_sums.py."""
     return backend.nmse if TYPES[ty][0] == 1 else 1e-6
 
 

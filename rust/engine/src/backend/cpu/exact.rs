@@ -410,14 +410,14 @@ mod tests {
     const BELOW: [i32; 8] = [0, 3, 20, 21, 22, 34, 35, 36];
 
     /// Kinds of [`values`].
-    const KINDS: u32 = 10;
+    const KINDS: u32 = 11;
 
     /// Numbers of one scale, of all scales, with outliers, tiny ones, large ones beside blocks of the
     /// tiniest, ones just below and near a power of two, which integers are rounded up to, blocks far
     /// below others and of nothing, of any numbers and of those between two integers, or between two
-    /// of 11 bits; none.
+    /// of 11 bits, large ones that cancel each other; none.
     fn values(n: usize, kind: u32, seed: u32) -> Vec<f32> {
-        let mut next = noise(seed);
+        let (mut next, mut last) = (noise(seed), 0.0);
         let value = |i: usize| {
             let block = i / X_BLOCK + seed as usize % 64;
             let below = match block % 9 {
@@ -434,6 +434,11 @@ mod tests {
                 6 => 1.0 - next().abs() / 64.0,
                 7 => next() * below,
                 8 => f32::from_bits(next().to_bits() >> 12 << 12 | 1 << 12) * below,
+                9 if i % 2 == 1 && below > 1e-3 => -last,
+                9 => {
+                    last = next() * below;
+                    last
+                }
                 _ => 0.0,
             }
         };

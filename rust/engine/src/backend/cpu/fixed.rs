@@ -25,7 +25,7 @@ impl<const N: usize> SharedSums<N> {
     #[inline(always)]
     fn of(sums: &[f32]) -> Self {
         let field = largest(sums).max(LEAST_SUM) >> EXPONENT;
-        // With eS = field - 102: 2^(38 - eS) and 2^(eS - 38).
+        // With E = field - 102: 2^(38 - E) and 2^(E - 38).
         let steps = f32::from_bits((267 - field) << EXPONENT);
         let sum = |j: usize| rint(sums[j] * steps).0;
         Self {

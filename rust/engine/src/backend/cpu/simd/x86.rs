@@ -156,7 +156,11 @@ macro_rules! set {
             type Acc = [Floats; $strips];
             const STRIPS: usize = $strips;
             const COLUMNS: usize = COLUMNS_OF_FLOATS;
-            const INT_COLUMNS: usize = COLUMNS_OF_INTEGERS;
+            const INT_COLUMNS: usize = if VNNI {
+                COLUMNS_OF_BYTES
+            } else {
+                COLUMNS_OF_PAIRS
+            };
 
             #[inline(always)]
             fn zeros() -> Self::Acc {
@@ -365,9 +369,10 @@ mod avx2 {
 
     use super::*;
 
-    // Of 16 registers: 12 accumulators, 3 of x, 1 of w; of integers 12, 1 of x, 2 of w.
+    // Of 16 registers: 12 accumulators, 3 of x, 1 of w; of integers 12 or 8, 1 of x, 1 or 2 of w.
     const COLUMNS_OF_FLOATS: usize = 3;
-    const COLUMNS_OF_INTEGERS: usize = 8;
+    const COLUMNS_OF_BYTES: usize = 6;
+    const COLUMNS_OF_PAIRS: usize = 8;
 
     /// # Safety
     /// There is a word at each place.
@@ -430,9 +435,10 @@ mod avx512 {
 
     use super::*;
 
-    // Of 32 registers: 24 accumulators, 6 of x, 1 of w; of integers 18 or 12, 6 chains, 1 or 2 of w.
+    // Of 32 registers: 24 accumulators, 6 of x, 1 of w; of integers 16 or 8, 8 chains, 1 or 2 of w.
     const COLUMNS_OF_FLOATS: usize = 6;
-    const COLUMNS_OF_INTEGERS: usize = 8;
+    const COLUMNS_OF_BYTES: usize = 8;
+    const COLUMNS_OF_PAIRS: usize = 8;
 
     /// # Safety
     /// There is a word at each place.

@@ -65,9 +65,6 @@ const SPLIT_THREADS: u32 = 256;
 const MOST_SPLIT_ROWS: usize = 256;
 const MOST_SPLIT_OUT: usize = 8192;
 
-/// Rows whose blocks are no more than the tiles of weights.
-const TICKET_ROWS: usize = 64;
-
 /// Tiles of x whose products take as long as a tile of weights is taken apart.
 const TAKEN_APART: usize = 4;
 
@@ -114,7 +111,7 @@ impl ProductBytes {
                 let padded: usize = out.map(most_padded).sum();
                 let sums = n_parts(n_in) * padded * split_rows * 4;
                 bytes.sums = bytes.sums.max(sums);
-                let tickets = padded.div_ceil(TILE_ROWS) * split_rows.div_ceil(TICKET_ROWS) * 4;
+                let tickets = padded.div_ceil(TILE_ROWS) * split_rows.div_ceil(MOST_BLOCK_X) * 4;
                 bytes.tickets = bytes.tickets.max(tickets);
             }
         }
@@ -468,7 +465,7 @@ mod tests {
             if shape.splits > 1 {
                 assert!(groups * block <= padded, "{outs:?} {m}: {shape:?}");
                 assert!(x_blocks * shape.block_x() * X_TILE_ROWS <= MOST_SPLIT_ROWS);
-                let tickets = padded.div_ceil(TILE_ROWS) * m.div_ceil(TICKET_ROWS);
+                let tickets = padded.div_ceil(TILE_ROWS) * m.div_ceil(MOST_BLOCK_X);
                 assert!(groups * x_blocks <= tickets, "{shape:?}");
                 uneven += usize::from(outs[0] % block != 0);
             }
