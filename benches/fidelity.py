@@ -5,8 +5,9 @@
 forces the tokens of a fixed text and prints, against an independent float64 pass over the file's
 own weights (tests/support/reference.py): mean KL(exact || onegraph) in nats, the largest difference
 of a logit, and how often both hold the same token for the best; for llama.cpp (the package
-`xllamacpp`, on the CPU) the last, since its server gives no logits. MODEL is `smollm2` or any other
-reference.
+`xllamacpp`, on the CPU) the last, since its server gives no logits; and what the exact pass loses
+where only activations are rounded, to bfloat16, before matrices (not those of experts), or only
+keys and values, to float16. MODEL is `smollm2` or any other reference.
 """
 
 from __future__ import annotations
@@ -25,7 +26,17 @@ from onegraph.graphs import check_text
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
-from support.reference import Reference, mean_kl  # noqa: E402 (found through the line above)
+from support.reference import Array, Reference, mean_kl  # noqa: E402 (found through the line above)
+
+
+class Bfloat16(Reference):
+    """The exact pass, but matrices multiply bfloat16."""
+
+    def linear(self, x: Array, name: str) -> Array:
+        bits = x.astype(np.float32).view(np.uint32)
+        # To the nearest, ties to even.
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+        return super().linear(bits.view(np.float32).astype(np.float64), name)
 
 
 def llama_cpp(path: Path, ids: list[int], threads: int) -> list[int]:
@@ -73,6 +84,9 @@ def main() -> None:
             for way in ("prefill", "decode"):
                 found[f"onegraph, {llm.device}, {kv_type} cache, {way}"] = llm.logits(ids, path=way)
     exact = Reference(path, cache=False).logits(ids)
+    found["exact, but activations bfloat16"] = Bfloat16(path, cache=False).logits(ids)
+    halves = Reference(path, cache=False, kv_dtype=np.float16)
+    found["exact, but keys and values float16"] = halves.logits(ids)
     best = exact.argmax(axis=1)
     print(f"{path.name}, {len(ids)} tokens\n")
     print("| | mean KL, nats | largest logit difference | same best token |\n|---|---|---|---|")

@@ -33,9 +33,6 @@ Floats = NDArray[np.float32]
 #: Dense float16 products of tensor cores, 10^12 operations a second: NVIDIA's data sheets.
 TENSOR_PEAKS = {"H200": 989.0, "H100": 989.0, "A100": 312.0}
 
-#: Tensor cores multiply a weight with both limbs of x.
-LIMBS = 2
-
 #: Tokens of a page of keys and values.
 PAGE = 64
 
@@ -214,12 +211,11 @@ def measure(
             heads = 2 * args.heads_kv * args.head_dim
             moved += args.tokens * heads * (1 if args.kv_type.lower() == "q8_0" else 2)
         operations = rows * op.operations // len(alike) if name == args.kernel else 0
-        on_tensors = LIMBS * operations
         kernels.append(
             {key: first[key] for key in ("kernel", "label", "grid", "block", "shared", "constants")}
             | {"launches": len(alike), "us": us, "moved": moved, "operations": operations}
             | {"memory_us": moved / peak * 1e6, "gb_s": moved / us / 1e3 if us else 0.0}
-            | {"tensor_us": on_tensors / tensor / 1e6 if tensor else None}
+            | {"tensor_us": operations / tensor / 1e6 if tensor else None}
         )
     result = {"rows": rows, "wrong": wrong, "error": error, "is_exact": op.is_exact}
     result["ok"] = wrong == 0 if op.is_exact else error < 1e-10
@@ -240,7 +236,7 @@ def show(args: argparse.Namespace, found: dict[str, Any], peak: float) -> None:
             f"{k['memory_us']:.2f} us, {share:.0f}% of the roof"
         )
         if k["operations"]:
-            print(f"  tensor cores: {LIMBS * k['operations'] / 1e9:.3f} G operations", end="")
+            print(f"  tensor cores: {k['operations'] / 1e9:.3f} G operations", end="")
             if k["tensor_us"] is None:
                 print("; no figure for this card: --tensor-peak")
             else:

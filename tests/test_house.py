@@ -454,12 +454,17 @@ def test_the_installed_package_holds_no_model() -> None:
     assert {f: n for f, n in sizes.items() if n > 1 << 20 and "_native" not in f} == {}
 
 
-#: The documentation that `onegraph help` opens, which a wheel holds as the source does.
+#: What a wheel holds as the source does: the documentation that `onegraph help` opens, and the
+#: parts of the server's page.
 PAGES = {
     path.relative_to(ROOT).as_posix()
-    for path in (ROOT / "python" / "onegraph" / "pages").rglob("*")
-    if path.suffix in (".md", ".py")
+    for folder in ("pages", "server/chat")
+    for path in (ROOT / "python" / "onegraph" / folder).rglob("*")
+    if path.suffix in (".md", ".py", ".html", ".css", ".js")
 }
+
+#: The terms of the package, and of what it carries.
+TERMS = {"LICENSE", "THIRD_PARTY_LICENSES"}
 
 
 def test_the_installed_package_holds_the_pages() -> None:
@@ -469,6 +474,7 @@ def test_the_installed_package_holds_the_pages() -> None:
         pytest.skip("onegraph is not installed from a wheel here; `.ci/run` does")
     assert "python/onegraph/pages/api.md" in PAGES
     assert {page.removeprefix("python/") for page in PAGES} <= listed
+    assert {name.partition(".dist-info/licenses/")[2] for name in listed} >= TERMS
 
 
 def test_the_sdist_holds_the_source_and_no_model(tmp_path: Path) -> None:
@@ -482,8 +488,8 @@ def test_the_sdist_holds_the_source_and_no_model(tmp_path: Path) -> None:
     (sdist,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         members = {m.name.split("/", 1)[-1]: m.size for m in archive.getmembers() if m.isfile()}
-    wanted = {"pyproject.toml", "Cargo.lock", "README.md", "LICENSE", "rust/engine/src/lib.rs"}
-    assert wanted <= members.keys()
+    wanted = {"pyproject.toml", "Cargo.lock", "README.md", "rust/engine/src/lib.rs"}
+    assert wanted | TERMS <= members.keys()
     assert members.keys() >= PAGES
     assert [m for m in members if m.endswith((".gguf", ".safetensors", ".so", ".whl"))] == []
     assert max(members.values()) < 1 << 20, members

@@ -336,6 +336,35 @@ def test_the_tables_at_depth_and_of_sequences_are_records(name: str, tests: list
     assert "\n".join(lines) in TEXTS["speed"].read_text()
 
 
+def test_the_tables_of_one_float16_are_the_record() -> None:
+    models = record("one_float16_h200.json")["models"]
+    tests = ["1 sequence", *(f"{n} sequences" for n in (8, 64, 128, 256))]
+    lines = []
+    for model in ("1B", "8B"):
+        before, now = (
+            [
+                median(models[model][of][test])
+                for test in (*tests, "prompt of 512", "prompt of 2048")
+            ]
+            for of in ("before", "onegraph")
+        )
+        lines += [
+            f"| {model}, two integers | " + " | ".join(f"{n:,.0f}" for n in before) + " |",
+            f"| {model}, one float16 | " + " | ".join(f"{n:,.0f}" for n in now) + " |",
+            "| ratio | "
+            + " | ".join(f"{b / a:.2f}" for a, b in zip(before, now, strict=True))
+            + " |",
+        ]
+    for model in ("8B Q6_K", "8B Q5_K_M", "8B Q8_0", "8B IQ4_XS"):
+        of = models[model]
+        ratios = [
+            f"{median(of['onegraph'][test]) / median(of['before'][test]):.2f}"
+            for test in ("1 sequence", "64 sequences", "prompt of 2048")
+        ]
+        lines.append(f"| {model[3:]} | " + " | ".join(ratios) + " |")
+    assert all(line in TEXTS["speed"].read_text() for line in lines)
+
+
 #: What a row of the README's table is in a record of the H200.
 HEADLINES = {
     "1B alone": ("steps", "1B", "step behind 0"),

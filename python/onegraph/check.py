@@ -32,11 +32,14 @@ class SumCheck:
 
 def check_sums(device: str = "cuda", sums: int = SUMS) -> list[SumCheck]:
     """Compares sums of sub-blocks by a card's tensor cores with sums of integers, at least `sums`
-    in all: random integers and the largest, of every tensor type whose weights are integers with
-    scales.
+    in all, of every tensor type whose weights are integers with scales.
 
-    That they are exact is what the products of all models stand on. Raises `DeviceError` where
-    there is no card or it cannot be used, `ArgumentError` for a number that is out of range.
+    A sum is of 16 or 32 products of a weight's integer and one of 15 bits, random or the largest.
+    Where it may reach 2^24, as of 32 weights of 32 or more, both halves of `q = 16 hi + lo` are
+    summed. That they are exact is what the products of all models stand on.
+
+    Raises `DeviceError` where there is no card or it cannot be used, `ArgumentError` for a number
+    that is out of range.
     """
     found = _native.check_sums(device, nvrtc.folders(), arguments.integer("sums", sums))
     return [SumCheck(*each) for each in found]

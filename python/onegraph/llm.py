@@ -301,8 +301,8 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         cache_salt: str | None = None,
     ) -> int:
         """Reads a prompt and saves its keys, values and states to a file, for `load_prefix` in a
-        process with the same model file, `kv_type` and kind of device; its salt is not in it. The
-        number of its tokens.
+        process with the same model file, `kv_type`, kind of device and arithmetic; its salt is not
+        in it. The number of its tokens.
 
         Raises `FileError` where the file cannot be written or the model keeps no prefixes.
         """
@@ -316,8 +316,8 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
     def load_prefix(self, path: str | os.PathLike[str], *, cache_salt: str | None = None) -> int:
         """Keeps what `save_prefix` saved, under a `cache_salt`. The number of its tokens.
 
-        Raises `FileError` where the file is damaged or belongs to another model, `kv_type` or kind
-        of device. A checksum finds damage, not malice: load only what you trust.
+        Raises `FileError` where the file is damaged or belongs to another model, `kv_type`, kind of
+        device or arithmetic. A checksum finds damage, not malice: load only what you trust.
         """
         salt = None if cache_salt is None else arguments.text("cache_salt", cache_salt)
         return self._engine.load_prefix(os.fspath(arguments.path("path", path)), salt)

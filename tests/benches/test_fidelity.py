@@ -21,5 +21,8 @@ def test_every_way_is_measured_against_the_exact_pass(smollm2: Path) -> None:
         (kv, way) for kv in ("f32", "f16") for way in ("prefill", "decode")
     ], done.stdout
     assert all(float(kl) < 1e-5 and float(most) < 0.1 for _, _, kl, most in rows), done.stdout
+    rounded = dict(re.findall(r"\| exact, but (.*?) \| (\S+) \|", done.stdout))
+    assert 1e-6 < float(rounded["activations bfloat16"]) < 1e-3, done.stdout
+    assert 0 < float(rounded["keys and values float16"]) < 1e-5, done.stdout
     theirs = re.search(r"llama.cpp, cpu, its default \| \| \| ([\d.]+)%", done.stdout)
     assert theirs is not None and float(theirs[1]) >= 80, done.stdout

@@ -28,7 +28,7 @@ def lab(env: dict[str, str], *options: object) -> subprocess.CompletedProcess[st
         ("matvec", 1, PRODUCT, {"N_IN": "512", "Segment0": "Q4_K"}),
         ("matmul", 9, [*PRODUCT, "--type", "Q8_0"], {"Segment0": "Q8_0"}),
         ("matvec_floats", 3, PRODUCT, {"MAX_M": "4", "NORM": "false"}),
-        ("skinny", 2, ["--n-in", "2048", *PRODUCT[2:]], {"PACKED": "true"}),
+        ("skinny", 2, ["--n-in", "2048", *PRODUCT[2:]], {"ROWS": "4"}),
         ("attention_fixed", 1, HEADS, {"HEAD_DIM": "32", "SINGLE_ROW": "true"}),
         ("prompt_attention_fixed", 72, HEADS, {"HEAD_DIM": "32"}),
         ("rms_norm", 2, ["--n-in", "300"], {"GROUP": "300"}),

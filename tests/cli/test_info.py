@@ -24,6 +24,7 @@ def test_info_says_what_the_model_is(cli, smollm2: Path) -> None:
         "rope interleaved, 64 dimensions, base 100,000",
         "tokenizer gpt2 / smollm, 49,152 tokens, BOS 1 <|im_start|>, EOS 2 <|im_end|>",
         "chat template 368 bytes: {% for message in messages %}",
+        "arithmetic 2",
         "Q4_1 210 106.2 M 63.3 MiB 68.7%",
         "weights 92.1 MiB",
         "for 1 x 2,048 tokens, I16",
@@ -45,6 +46,7 @@ def test_info_as_json(cli, smollm2: Path) -> None:
     done = cli("info", smollm2, "--json", "--kv-type", "f32", "--n-ctx", 1024)
     info = json.loads(done.stdout)
     assert info["architecture"] == "llama"
+    assert info["arithmetic"] == 2
     assert info["memory"]["n_ctx"] == 1024
     assert info["memory"]["kv_type"] == "F32"
     assert sum(share["bytes"] for share in info["quant_mix"]) == info["tensor_bytes"]

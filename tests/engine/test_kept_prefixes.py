@@ -241,6 +241,7 @@ def test_what_does_not_fit_is_said(tiny: Path, hybrid: Path, tmp_path: Path) -> 
             (data[:20], "it has 20 bytes, and its head alone has"),
             (b"GGUF" + data[4:], "it is no saved prefix"),
             (flip(data, 8), "it is of version"),
+            (flip(data, 12), r"it is of arithmetic \d+, and this onegraph computes by \d+"),
             (b"", "it has 0 bytes"),
         ]:
             broken = tmp_path / "broken"

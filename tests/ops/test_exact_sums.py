@@ -43,8 +43,6 @@ class Blocks:
     mins: tuple[Integers, Doubles] | None = None
     #: [blocks, sub-blocks]: numbers of their own.
     offsets: Doubles | None = None
-    #: What sums count in.
-    unit: float = 1.0
 
 
 def halves(data: NDArray[np.uint8]) -> Doubles:
@@ -229,7 +227,7 @@ E2M1 = np.array(MXFP4.kvalues)
 
 def mxfp4(b: NDArray[np.uint8]) -> Blocks:
     scales = 2.0 ** (b[:, :1].astype(np.float64) - 128)
-    return Blocks(E2M1[nibbles(b[:, 1:], 16)], scales, unit=2.0**24)
+    return Blocks(E2M1[nibbles(b[:, 1:], 16)], scales)
 
 
 def nvfp4(b: NDArray[np.uint8]) -> Blocks:
@@ -282,12 +280,24 @@ def fma(a: Doubles, b: Doubles, c: Doubles) -> Doubles:
     return rounded(np.where((error != 0) & even, to_odd, total))
 
 
+def exponent(x: Floats) -> NDArray[np.int32]:
+    """Of float32 numbers: each is below 2 to its own."""
+    return (np.abs(x).view(np.uint32) >> 23).astype(np.int32) - 126
+
+
 def block_fixed_point(x: Floats) -> tuple[Integers, int]:
-    """Up to 256 columns as 256 integers, and their exponent."""
-    field = max(int(np.abs(x).max().view(np.uint32)) >> 23, 24)
-    e = field - 126
-    integers = np.rint(x.astype(np.float64) * 2.0 ** (23 - e)).astype(np.int64)
-    return np.pad(integers, (0, 256 - len(x))), e
+    """Up to 256 columns as 256 integers, in 2^-20, and their exponent."""
+    blocks = np.pad(x, (0, 256 - len(x))).reshape(8, 32)
+    own = np.maximum(exponent(np.abs(blocks).max(axis=1, keepdims=True)), 24 - 126)
+    z = np.rint(blocks * 2.0 ** (14 - own))
+    h = np.rint(z.astype(np.float16) * 2.0 ** (own - own.max() + 20))
+    return h.astype(np.int64).reshape(256), int(own.max())
+
+
+def minimum(mins: Integers, sums: Doubles) -> Doubles:
+    """`[n_out]`: the sum of minimums times sums of x, in 2^24."""
+    e = max(int(exponent(np.abs(sums).max(keepdims=True).astype(np.float32))[0]), -2)
+    return (mins * np.rint(sums * 2.0 ** (14 - e))).sum(axis=1) * 2.0 ** (e - 38)
 
 
 def product(blocks: Blocks, x: Floats) -> Floats:
@@ -311,20 +321,19 @@ def product(blocks: Blocks, x: Floats) -> Floats:
         y = np.zeros(len(q))
         for s in range(i * n // parts, (i + 1) * n // parts):
             integers, e = block_fixed_point(x[256 * s : 256 * (s + 1)])
-            integers = integers.reshape(subs, sub)
-            t = rounded((q[:, s] * integers).sum(axis=2).astype(np.float64)) / blocks.unit
-            sums = integers.sum(axis=1)
-            for chain in range(4):
-                p = np.zeros(len(q))
-                if chain == 0 and blocks.mins is not None:
-                    mins, dmin = blocks.mins
-                    m = (rows(mins, subs)[:, s] * sums).sum(axis=1).astype(np.float64)
-                    p = -rounded(rows(dmin[:, None], 1)[:, s, 0] * rounded(m))
-                for j in range(chain, subs, 4):
-                    p = fma(scales[:, s, j], t[:, j], p)
-                    if offsets is not None:
-                        p = fma(offsets[:, s, j], rounded(sums[j].astype(np.float64)), p)
-                y = fma(np.full(len(q), blocks.unit * 2.0 ** (e - 23)), p, y)
+            h = integers.reshape(subs, sub)
+            t = rounded((q[:, s] * h).sum(axis=2).astype(np.float64)) * 2.0**-44
+            sums = h.sum(axis=1) * 2.0**-20
+            p = np.zeros(len(q))
+            if blocks.mins is not None:
+                mins, dmin = blocks.mins
+                m = minimum(rows(mins, subs)[:, s], sums)
+                p = -rounded(rows(dmin[:, None], 1)[:, s, 0] * m)
+            for j in range(subs):
+                p = fma(scales[:, s, j], t[:, j], p)
+                if offsets is not None:
+                    p = fma(offsets[:, s, j], sums[j] * 2.0**-24, p)
+            y = fma(np.full(len(q), 2.0 ** (e + 10)), p, y)
         total = y if total is None else rounded(total + y)
     assert total is not None
     return total.astype(np.float32)
@@ -394,13 +403,16 @@ def test_blocks_are_what_the_gguf_package_says(ty: str) -> None:
 def kinds(rows: int, n_in: int) -> dict[str, Floats]:
     outliers = normal(rows, n_in)
     outliers[:, ::97] *= 1000
+    below = 0.5 ** np.random.default_rng(3).integers(0, 48, -(-n_in // 32))
     magnitudes = 10.0 ** np.random.default_rng(1).uniform(-12, 12, (rows, n_in))
     return {
         "normal": normal(rows, n_in, seed=2),
         "outliers": outliers,
         "zeros": np.zeros((rows, n_in), np.float32),
         "tiny": normal(rows, n_in, scale=1e-38),
-        "huge": normal(rows, n_in, scale=1e35),
+        "huge": normal(rows, n_in, scale=3e34),
+        # From some on a block's integers lose places, then nothing is left of them.
+        "blocks below": normal(rows, n_in) * np.repeat(below, 32)[:n_in].astype(np.float32),
         "all magnitudes": (normal(rows, n_in) * magnitudes).astype(np.float32),
     }
 
@@ -504,19 +516,19 @@ def test_every_shape_of_a_model_has_the_parts_of_the_rule(n_in: int) -> None:
 
 @over_types
 def test_products_are_near_float64(ty: str) -> None:
-    """By the norms of the errors and of the products: 2.2e-7 where columns have one scale; values a
-    thousandth of their superblock's largest are rounded to 14 bits."""
+    """By the norms of the errors and of the products: 2.5e-4, what 11 bits of x leave. Beside an
+    outlier the other values of a block have fewer."""
     plan = linear(ty, 2048, 256)
     weight = decode(ty, plan.weights["blk.3.w"]).reshape(256, 2048).astype(np.float64)
     x = kinds(16, 2048)
-    for kind, most in [("normal", 3e-7), ("huge", 3e-7), ("outliers", 1e-6)]:
+    for kind, most in [("normal", 3e-4), ("huge", 3e-4), ("outliers", 3.5e-4)]:
         exact = x[kind].astype(np.float64) @ weight.T
         error = Run(CPU, plan)({"x": x[kind]})["y"] - exact
         assert np.linalg.norm(error) <= most * np.linalg.norm(exact), kind
 
 
 @over_types
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 2.0**119])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 2.0**117])
 def test_inputs_without_a_grid_are_refused(ty: str, bad: float) -> None:
     n_in = TYPES[ty][0] * 2
     plan = linear(ty, n_in, 33)
@@ -546,8 +558,8 @@ def test_a_norm_may_take_inputs_off_the_grid(ty: str) -> None:
     run = Run(CPU, plan, threads=2)
     for rows in (1, 9):
         x = normal(rows, n_in)
-        x[rows // 2, -1] = 2.0**58
+        x[rows // 2, -1] = 2.0**56
         assert np.isfinite(run({"x": x})["y"]).all()
-        x[rows // 2, -1] = -(2.0**59)
-        with pytest.raises(onegraph.ModelError, match=r"blk\.3\.w .* an input of -664614"):
+        x[rows // 2, -1] = -(2.0**57)
+        with pytest.raises(onegraph.ModelError, match=r"blk\.3\.w .* an input of -166153"):
             run({"x": x})

@@ -26,6 +26,12 @@ CASES = [
 over_types = pytest.mark.parametrize("ty", TYPES)
 
 
+def most(backend: Backend, ty: str) -> float:
+    """Most normalized mean square error: products of small integers keep 11 bits of x, 2.5e-4.
+    Their bits are held by test_exact_sums.py."""
+    return backend.nmse if TYPES[ty][0] == 1 else 1e-6
+
+
 def linear(ty: str, n_in: int, n_out: int, bias: Floats | None = None, seed: int = 0) -> Plan:
     """`y = weight · x + bias`."""
     plan = Plan()
@@ -60,7 +66,7 @@ def test_shapes_and_rows(backend: Backend, ty: str, n_in: int) -> None:
             found = run({"x": x})["y"]
             assert found.shape == (rows, n_out)
             expected = exact(plan, ty, x, n_out, bias), energy(plan, ty, x, n_out, bias)
-            assert nmse(found, *expected) <= backend.nmse, (n_out, rows)
+            assert nmse(found, *expected) <= most(backend, ty), (n_out, rows)
 
 
 @over_backends
@@ -71,7 +77,8 @@ def test_scales(backend: Backend, ty: str, scale: float) -> None:
     plan = linear(ty, n_in, 33)
     for rows in (1, 6):
         x = normal(rows, n_in, seed=rows, scale=scale)
-        assert nmse(Run(backend, plan)({"x": x})["y"], exact(plan, ty, x, 33)) <= backend.nmse
+        found = Run(backend, plan)({"x": x})["y"]
+        assert nmse(found, exact(plan, ty, x, 33)) <= most(backend, ty)
 
 
 @over_backends
@@ -84,7 +91,7 @@ def test_a_row_of_all_magnitudes(backend: Backend, ty: str) -> None:
     x = x.astype(np.float32)
     found = Run(backend, plan)({"x": x})["y"]
     for row, wanted in zip(found, exact(plan, ty, x, 33), strict=True):
-        assert nmse(row, wanted) <= backend.nmse
+        assert nmse(row, wanted) <= most(backend, ty)
 
 
 @over_backends
@@ -135,13 +142,14 @@ def test_products_of_one_input_are_independent(backend: Backend) -> None:
         bias = plan.vector(f"b{i}", normal(n_out, seed=50 + i)) if i % 2 else None
         plan.op("mat_vec", x=x, weight=weight, bias=bias, out=plan.buffer(f"y{i}", n_out))
         offset = normal(n_out, seed=50 + i).astype(np.float64) if i % 2 else 0.0
-        parts[f"y{i}"] = (decode(ty, data).reshape(n_out, n_in).astype(np.float64), offset)
+        parts[f"y{i}"] = ty, decode(ty, data).reshape(n_out, n_in).astype(np.float64), offset
     for rows in (1, 3, 16):
         values = normal(rows, n_in, seed=rows)
         for threads in (1, 3) if backend.device == "cpu" else (1,):
             run = Run(backend, plan, threads=threads)({"x": values})
-            for name, (weight, offset) in parts.items():
-                assert nmse(run[name], values @ weight.T + offset) <= backend.nmse, name
+            for name, (ty, weight, offset) in parts.items():
+                wanted = values @ weight.T + offset
+                assert nmse(run[name], wanted) <= most(backend, ty), name
 
 
 @pytest.mark.thorough
@@ -232,7 +240,8 @@ def test_a_norm_and_its_products(backend: Backend, ty: str, scale: float) -> Non
         normed = row / np.sqrt((row**2).mean(axis=1, keepdims=True) + eps)
         for name, (weight, offset, which) in parts.items():
             read = row if which is None else normed * scales[which]
-            assert nmse(run[name], read @ weight.T + offset) <= backend.nmse, (name, rows)
+            wanted = read @ weight.T + offset
+            assert nmse(run[name], wanted) <= most(backend, ty), (name, rows)
 
 
 @over_backends

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from onegraph import LLM
 from onegraph.server import asgi
-from support import calls, scripted
+from support import browsing, calls, scripted
 from support.serving import Served, serving
 
 
@@ -39,3 +40,13 @@ def adder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[calls.Scripted]:
         llm.prompts = []
         with serving(asgi({"adder": llm})) as served:
             yield calls.Scripted(llm, served)
+
+
+@pytest.fixture(scope="session")
+def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("downloads")
+
+
+@pytest.fixture(scope="session")
+def browser(downloads: Path) -> Iterator[Any]:
+    yield from browsing.started(str(downloads))

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from onegraph import LLM
+from onegraph import LLM, Sampling
 from onegraph.server import asgi
 from onegraph.server.app import build
 from onegraph.server.limits import Limits
@@ -18,7 +18,11 @@ SAID: list[dict[str, Any]] = [{"role": "user", "content": "Why is the sky blue?"
 def test_props_say_what_the_model_is(smol_served: Served, smol: LLM) -> None:
     status, props = smol_served.get("/props")
     assert status == 200 and props["model_alias"] == "smollm2"
-    assert props["default_generation_settings"]["n_ctx"] == smol.n_ctx
+    settings = props["default_generation_settings"]
+    assert settings["n_ctx"] == smol.n_ctx
+    plain = Sampling()
+    assert settings["params"] == {name: getattr(plain, name) for name in settings["params"]}
+    assert {"temperature", "top_k", "top_p", "min_p", "repeat_penalty"} <= settings["params"].keys()
     assert props["total_slots"] == smol.max_batch
     assert smol.chat_template is not None and props["chat_template"] == smol.chat_template.source
     assert props["eos_token"] == "<|im_end|>"

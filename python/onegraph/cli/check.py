@@ -28,7 +28,7 @@ ABOUT = (
 
 #: What the rows of the table compare.
 COMPARED = """\
-sums on tensor cores: with sums of integers
+sums on tensor cores, 16 or 32 products each: with sums of integers
 captured decode steps: logits, cache and states with the same kernels one by one
 logits of a fixed text, by prefill and by decode steps: with the CPU's
 """

@@ -178,6 +178,7 @@ def _model_rows(info: Info) -> list[Row]:
     if unused := info["unused_tensors"]:
         more = ", ..." if len(unused) > 4 else ""
         rows.append(("unused tensors", f"{len(unused)}: {', '.join(unused[:4])}{more}"))
+    rows.append(("arithmetic", str(info["arithmetic"])))
     return rows
 
 

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from onegraph._native import __version__
 from onegraph.llm import LLM
+from onegraph.sampling import DEFAULTS
 from onegraph.server import conversation, infill, openai
 from onegraph.server.answers import Answer
 from onegraph.server.facts import facts
@@ -23,6 +24,18 @@ from onegraph.server.tools import Tools, nested
 from onegraph.streams import token_text
 
 __all__ = ["routes"]
+
+#: The sampling parameters whose defaults `/props` names.
+_NUMBERS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_last_n",
+)
 
 
 def routes(service: Service) -> list[Route]:
@@ -100,7 +113,10 @@ def _props(model: Model, able: list[str], trained: int | None) -> dict[str, Any]
     llm = model.llm
     template = None if llm is None else llm.chat_template
     return {
-        "default_generation_settings": {"n_ctx": trained if llm is None else llm.n_ctx},
+        "default_generation_settings": {
+            "n_ctx": trained if llm is None else llm.n_ctx,
+            "params": {name: DEFAULTS[name] for name in _NUMBERS},
+        },
         "total_slots": model.line.slots,
         "model_alias": model.name,
         "model_path": "" if model.path is None else model.path.name,

@@ -14,7 +14,6 @@ template <CodeOrder ORDER>
 struct Codes {
     static constexpr bool INTEGERS = true;
     static constexpr int ABOVE = 0;
-    static constexpr int BYTE_TERMS = 0;
     static constexpr uint32_t QUANT_BYTES = 2048;
 
     struct Quants {

@@ -27,6 +27,7 @@ constexpr uint32_t N_SB = (N_IN + TILE_COLS - 1) / TILE_COLS;
 // Row r of a row of tiles, integers: four lanes for every 64 columns.
 template <typename T>
 DEVICE void expand_integers(const uint8_t* weights, uint32_t r, float factor, float* out) {
+    constexpr uint32_t EACH = 64 / T::SUB;  // sub-blocks of a quarter
     for (uint32_t i = threadIdx.x; i < N_SB * 16; i += blockDim.x) {
         const uint32_t sb = i / 16, v = i / 4 % 4, q = i % 4;
         const uint8_t* tile = weights + sb * T::TILE_BYTES;
@@ -37,12 +38,12 @@ DEVICE void expand_integers(const uint8_t* weights, uint32_t r, float factor, fl
             uint32_t a[4];
             T::fragment(quants, n / 2, n % 2, a);
             const uint32_t j = T::SUB == 16 ? 2 * sub + h : sub;
-            const auto chain = T::chain(tile, r, j % 4);
-            const float scale = T::scale(chain, j / 4);
+            const auto quarter = T::quarter(tile, r, j / EACH);
+            const float scale = T::scale(quarter, j % EACH);
             float offset = 0.0f;
-            if constexpr (T::OFFSETS == OWN_OFFSETS) offset = T::offset(chain, j / 4);
+            if constexpr (T::OFFSETS == OWN_OFFSETS) offset = T::offset(quarter, j % EACH);
             if constexpr (T::OFFSETS == SHARED_OFFSETS) {
-                const float m = byte_f32(T::mins(tile, r, j % 4), j / 4);
+                const float m = byte_f32(T::mins(tile, r, j / EACH), j % EACH);
                 offset = -mul_rn(T::dmin(tile, r), m);
             }
 #pragma unroll

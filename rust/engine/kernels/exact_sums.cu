@@ -1,6 +1,6 @@
 // Whether a card's tensor cores sum the products of a sub-block exactly, which all products with
-// weights that are small integers stand on (steps 2 and 3 of Op::MatVec): random tiles of each type and
-// random x, as the fragments that products multiply, against sums of integers.
+// weights that are small integers stand on (step 2 of Op::MatVec): random tiles of each type and random x, as
+// the fragments that products multiply, against sums of integers.
 //
 // A warp takes one tile at a time, for eight rows of x; a block has the tiles of the type
 // blockIdx.y. variant.cuh: the types' headers, and with_type(number, f).
@@ -22,7 +22,7 @@ struct ExactSumsParams {
 // What a warp multiplies: a tile, x, and the integers of 32 columns of the tile.
 struct Work {
     uint8_t tile[MOST_QUANT_BYTES];
-    int16_t x[2][X_ROWS][TILE_COLS];  // hi, lo
+    int16_t x[X_ROWS][TILE_COLS];
     int16_t q[TILE_ROWS][32];
 };
 
@@ -31,21 +31,31 @@ DEVICE uint32_t tile_word(uint32_t number, uint32_t random) {
     return number % 4 == 2 ? 0xffffffffu : number % 4 == 3 ? 0 : random;
 }
 
-// A limb of x: of every sixteen tiles, in four any, in the others the largest, of both signs or of one.
-DEVICE int16_t limb(uint32_t number, uint32_t random) {
-    const int32_t any = static_cast<int32_t>(random % 4097) - 2048;
-    const int32_t largest = random & 1 ? 2048 : -2048;
+// The largest size of an integer of x.
+constexpr int32_t MOST_X = 1 << 14;
+
+// An integer of x of 11 significant bits: of every sixteen tiles, in four any, in the others the largest, of
+// both signs or of one.
+DEVICE int16_t integer_of_x(uint32_t number, uint32_t random) {
+    const int32_t size = static_cast<int32_t>(random % 2049) << (random >> 12 & 3);
+    const int32_t any = random & 1u << 31 ? -size : size, largest = random & 1 ? MOST_X : -MOST_X;
     const uint32_t kind = number / 4 % 4;
-    return static_cast<int16_t>(kind == 0 ? any : kind == 1 ? largest : kind == 2 ? 2048 : -2048);
+    return static_cast<int16_t>(kind == 0 ? any : kind == 1 ? largest : kind == 2 ? MOST_X : -MOST_X);
+}
+
+// Exponents that the grid of sub-block `sub` of a row lies below the superblock's: with the largest, x are the
+// smallest float16.
+DEVICE uint32_t below(uint32_t number, uint32_t row, uint32_t sub) {
+    return number % 3 ? (7 * number + 5 * row + 3 * sub) % 21 : 20 * (sub % 2);
 }
 
 DEVICE void fill(Work& work, uint32_t number, uint32_t seed) {
     const uint32_t lane = threadIdx.x % 32;
     uint32_t* words = reinterpret_cast<uint32_t*>(work.tile);
-    int16_t* limbs = reinterpret_cast<int16_t*>(work.x);
-    constexpr uint32_t WORDS = MOST_QUANT_BYTES / 4, LIMBS = 2 * X_ROWS * TILE_COLS;
+    int16_t* x = reinterpret_cast<int16_t*>(work.x);
+    constexpr uint32_t WORDS = MOST_QUANT_BYTES / 4, INTEGERS = X_ROWS * TILE_COLS;
 #pragma unroll 1
-    for (uint32_t i = lane; i < (WORDS + LIMBS) / 4; i += 32) {
+    for (uint32_t i = lane; i < (WORDS + INTEGERS) / 4; i += 32) {
         const uint4 random = random_words(seed, number, i);
         const uint32_t word[4] = {random.x, random.y, random.z, random.w};
 #pragma unroll
@@ -54,7 +64,7 @@ DEVICE void fill(Work& work, uint32_t number, uint32_t seed) {
             if (at < WORDS) {
                 words[at] = tile_word(number, word[e]);
             } else {
-                limbs[at - WORDS] = limb(number, word[e]);
+                x[at - WORDS] = integer_of_x(number, word[e]);
             }
         }
     }
@@ -66,67 +76,73 @@ DEVICE uint32_t halves(const int16_t* x, float scale) {
                           mul_rn(static_cast<float>(x[1]), scale));
 }
 
+template <int value>
+struct Number {
+    static constexpr int VALUE = value;
+};
+
 // How many of the lane's sums are not exact.
 template <typename T>
-DEVICE uint32_t wrong_sums(Work& work) {
-    constexpr int STEPS = T::SUB / 16;
+DEVICE uint32_t wrong_sums(Work& work, uint32_t number) {
+    using OfT = Terms<T>;
     const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     uint32_t wrong = 0;
 #pragma unroll 1
-    for (uint32_t v = 0; v < 4; v++) {
-        const auto quants = T::load(work.tile, lane, v);
-#pragma unroll
-        for (int s = 0; s < 2; s++) {
-            const uint32_t first = (2 * v + s) * 32;
-            uint32_t a[2][4], b[2][2][2];
+    for (uint32_t sub = 0; sub < 8; sub++) {
+        const auto quants = T::load(work.tile, lane, sub / 2);
+        uint32_t b[2][2];
+        const float unit = power_of_two(-static_cast<int32_t>(below(number, g, sub)));
+        // Each half with the same code: which it is must be known when it is compiled.
+        const auto half = [&](auto odd) {
+            constexpr int S = decltype(odd)::VALUE;
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                T::fragment(quants, s, h, a[h]);
+                uint32_t a[4];
+                T::fragment(quants, S, h, a);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     // Columns of k below 8 hold q 2^-24, those from 8 on q 2^-20: weight_tile.cuh.
                     const float to_q = i < 2 ? 16777216.0f : 1048576.0f;
                     int16_t* q = &work.q[g + i % 2 * 8][16 * h + i / 2 * 8 + 2 * t];
-                    q[0] = static_cast<int16_t>(mul_rn(f16x2_low(a[h][i]), to_q));
-                    q[1] = static_cast<int16_t>(mul_rn(f16x2_high(a[h][i]), to_q));
+                    q[0] = static_cast<int16_t>(mul_rn(f16x2_low(a[i]), to_q));
+                    q[1] = static_cast<int16_t>(mul_rn(f16x2_high(a[i]), to_q));
                 }
-#pragma unroll
-                for (int l = 0; l < 2; l++) {
-                    const int16_t* x = &work.x[l][g][first + 16 * h + 2 * t];
-                    b[l][h][0] = halves(x, 1.0f);
-                    b[l][h][1] = halves(x + 8, 0.0625f);
-                }
+                const int16_t* x = &work.x[g][sub * 32 + 16 * h + 2 * t];
+                b[h][0] = halves(x, unit);
+                b[h][1] = halves(x + 8, unit / 16.0f);
             }
             __syncwarp();
             // One sub-block of 32 columns or two of 16.
 #pragma unroll
-            for (int sub = 0; sub < 2 / STEPS; sub++) {
-                float hi[4] = {}, lo[4] = {};
+            for (int own = 0; own < 32 / T::SUB; own++) {
+                OfT terms;
+                terms.set(quants, T::SUB == 32 ? S : 2 * S + own);
+                float sums[OfT::COUNT][4] = {};
 #pragma unroll
-                for (int h = sub * STEPS; h < (sub + 1) * STEPS; h++) {
-                    mma_m16n8k16_f16_f32(hi, a[h], b[0][h], hi);
-                    mma_m16n8k16_f16_f32(lo, a[h], b[1][h], lo);
+                for (int i = 0; i < OfT::PRODUCTS; i++) {
+                    float(&sum)[4] = sums[OfT::term(i)];
+                    mma_m16n8k16_f16_f32(sum, terms.a[i], b[T::SUB == 32 ? OfT::step(i) : own], sum);
                 }
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    const int16_t* q = &work.q[g + e / 2 * 8][sub * T::SUB];
-                    const int16_t* x_hi = &work.x[0][2 * t + e % 2][first + sub * T::SUB];
-                    const int16_t* x_lo = &work.x[1][2 * t + e % 2][first + sub * T::SUB];
-                    int32_t sum_hi = 0, sum_lo = 0;
+                    const uint32_t row = 2 * t + e % 2;
+                    const int16_t* q = &work.q[g + e / 2 * 8][own * T::SUB];
+                    const int16_t* x = &work.x[row][sub * 32 + own * T::SUB];
+                    int32_t sum = 0;
 #pragma unroll 4
-                    for (int k = 0; k < T::SUB; k++) {
-                        sum_hi += q[k] * x_hi[k];
-                        sum_lo += q[k] * x_lo[k];
-                    }
-                    const float found_hi = mul_rn(hi[e], 16777216.0f);
-                    const float found_lo = mul_rn(lo[e], 16777216.0f);
-                    const int64_t sum = static_cast<int64_t>(sum_hi) * 4096 + sum_lo;
-                    wrong += found_hi != static_cast<float>(sum_hi) ||
-                             found_lo != static_cast<float>(sum_lo) ||
-                             fma_rn(found_hi, 4096.0f, found_lo) != static_cast<float>(sum);
+                    for (int k = 0; k < T::SUB; k++) sum += q[k] * x[k];
+                    float found = sums[0][e];
+                    if constexpr (OfT::COUNT == 2) found = add_rn(found, sums[OfT::COUNT - 1][e]);
+                    const auto to_integer = static_cast<int32_t>(24 + below(number, row, sub));
+                    wrong += mul_rn(found, power_of_two(to_integer)) != static_cast<float>(sum);
                 }
             }
             __syncwarp();
+        };
+        if (sub % 2) {
+            half(Number<1>{});
+        } else {
+            half(Number<0>{});
         }
     }
     return wrong;
@@ -144,7 +160,7 @@ KERNEL_BOUNDS(exact_sums, ExactSumsParams, 32 * WARPS, 1) {
         with_type(type, [&](auto example) {
             using T = decltype(example);
             sums += TILE_COLS / T::SUB * 4;
-            wrong += wrong_sums<T>(work);
+            wrong += wrong_sums<T>(work, n);
         });
     }
     auto* found = reinterpret_cast<unsigned long long*>(p.found + 2 * type);

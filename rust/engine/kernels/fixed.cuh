@@ -1,16 +1,21 @@
-// A row of x as block fixed point, step 1 of Op::MatVec: 256 columns in a warp, lane l has 8l..8l+7.
-// Integers X = 4096 hi + lo, both limbs at most 2^11 in size, so that float16 holds them.
+// A row of x as block fixed point, step 1 of Op::MatVec: 256 columns in a warp, lane l has 8l..8l+7. A block
+// of 32 columns, four lanes', has a grid of its own, a superblock the exponent e in which its H count:
+// float16 whose sums of products are exact.
 #pragma once
 #include "common.cuh"
 
-constexpr uint32_t LEAST_FIELD = 24, MOST_FIELD = 245;
+constexpr uint32_t LEAST_FIELD = 24, MOST_FIELD = 243;
 
 struct Fixed {
-    float hi[8], lo[8];
+    // H of the lane's columns, two a word, as the tensor cores read them: from k = 8 on, which are odd
+    // lanes', a sixteenth of it (weight_tile.cuh).
+    uint32_t h[4];
+    // H 2^shift are integers.
+    int32_t shift;
     // bits(max |x|).
     uint32_t most;
-    // 2^(e - 23) 2^24: what the sums of a superblock are multiplied with, whose integers are 2^-24 as
-    // large (weight_tile.cuh). NaN where x has no block fixed point, and so is every sum then.
+    // 2^(e + 10): what the sum of a superblock is multiplied with. NaN where x has no block fixed point, and so
+    // is every sum then.
     float factor;
 };
 
@@ -38,6 +43,17 @@ DEVICE float rint_small(float x, float power) {
 // What sums of products are in: integers of weights come as 2^-24 as large (weight_tile.cuh).
 constexpr float SCALE_OF_SUMS = 1.0f / 16777216.0f;
 
+// 2^n, n from -126 to 127; as two float16, from -24 to 15.
+DEVICE float power_of_two(int32_t n) { return u32_as_float(static_cast<uint32_t>(127 + n) << 23); }
+DEVICE uint32_t powers_of_two_f16x2(int32_t n) {
+    return f32x2_to_f16x2(power_of_two(n), power_of_two(n));
+}
+
+DEVICE uint32_t field_of(uint32_t bits) {
+    const uint32_t field = bits >> 23;
+    return field < LEAST_FIELD ? LEAST_FIELD : field > MOST_FIELD ? MOST_FIELD : field;
+}
+
 DEVICE Fixed fixed_point(const float (&v)[8]) {
     Fixed x;
     uint32_t most = 0;
@@ -47,17 +63,46 @@ DEVICE Fixed fixed_point(const float (&v)[8]) {
         most = most > bits ? most : bits;
     }
     x.most = warp_max_u32(most);
-    const uint32_t least = x.most >> 23 < LEAST_FIELD ? LEAST_FIELD : x.most >> 23;
-    const uint32_t field = least > MOST_FIELD ? MOST_FIELD : least;
-    const float scale = u32_as_float((264 - field) << 23);  // 2^(11 - e)
 #pragma unroll
-    for (int e = 0; e < 8; e++) {
-        const float z = mul_rn(v[e], scale);
-        x.hi[e] = rint_small(z, 1.0f);
-        x.lo[e] = rint_small(sub_rn(z, x.hi[e]), 4096.0f);
+    for (uint32_t distance = 1; distance < 4; distance *= 2) {
+        const uint32_t other = __shfl_xor_sync(FULL_WARP, most, distance);
+        most = most > other ? most : other;
     }
-    x.factor = overflows(x) ? nan_f32() : u32_as_float((field + 2) << 23);
+    const uint32_t own = field_of(most), field = field_of(x.most);
+    // Exponents that the block lies below the superblock.
+    const uint32_t below = field - own;
+    const int32_t shift = static_cast<int32_t>(below < 20 ? below : 20);
+    const bool is_odd = threadIdx.x % 2;
+    const float to_grid = u32_as_float((267 - own) << 23);  // 2^(14 - e) of the block
+    const uint32_t to_h = powers_of_two_f16x2(is_odd ? -4 - shift : -shift);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float z0 = rint_small(v[2 * i], to_grid), z1 = rint_small(v[2 * i + 1], to_grid);
+        x.h[i] = fma_f16x2(f32x2_to_f16x2(z0, z1), to_h, 0);
+    }
+    if (below > 20) {
+        // Of units of 2^-20, multiples again: as float16 they are units of 2^-24.
+        const int32_t rest = static_cast<int32_t>(below < 36 ? 20 - below : -16);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t sixteenth = is_odd ? x.h[i] : fma_f16x2(x.h[i], 0x2c002c00u, 0);
+            const uint32_t rounded = fma_f16x2(sixteenth, powers_of_two_f16x2(rest), 0);
+            x.h[i] = is_odd ? rounded : fma_f16x2(rounded, 0x4c004c00u, 0);
+        }
+    }
+    x.shift = shift;
+    x.factor = overflows(x) ? nan_f32() : u32_as_float((field + 11) << 23);
     return x;
+}
+
+// H of the lane's columns.
+DEVICE void values_of(const Fixed& x, float (&h)[8]) {
+    const float unit = threadIdx.x % 2 ? 16.0f : 1.0f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        h[2 * i] = mul_rn(f16x2_low(x.h[i]), unit);
+        h[2 * i + 1] = mul_rn(f16x2_high(x.h[i]), unit);
+    }
 }
 
 // Where a product reports rows that have no block fixed point to the host.
@@ -79,102 +124,64 @@ DEVICE void report_overflow(const Overflows& to, uint32_t m, const Fixed& x) {
     report(to.words + slot, load_relaxed_u32(to.positions + row), to.product, true, x.most);
 }
 
-// Bytes of fragments of B, of one limb and sub-block of 32 columns and one row of x: for each lane
-// quarter, steps 0 and 1, k below 8 and from 8 on.
-constexpr uint32_t LIMB_BYTES = 64;
+// Bytes of fragments of B of a sub-block of 32 columns and one row of x: for each lane quarter, steps 0 and
+// 1, k below 8 and from 8 on.
+constexpr uint32_t X_SUB_BYTES = 64;
 
-// A lane's eight integers of one limb, as float16.
-DEVICE uint4 small_halves(const float (&x)[8], uint32_t lane) {
-    // Columns of k from 8 on: weight_tile.cuh.
-    const uint32_t small = lane % 2 ? 0x2c002c00u : 0x3c003c00u;  // 1 / 16, 1
-    uint32_t w[4];
+// Stores a lane's columns where the four lanes of a fragment read 16 bytes each: `to` is that of the lane's
+// sub-block, l / 4.
+DEVICE void store_fragments(const Fixed& x, uint32_t lane, uint8_t* to) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        w[i] = fma_f16x2(f32x2_to_f16x2(x[2 * i], x[2 * i + 1]), small, 0);
-    }
-    return make_uint4(w[0], w[1], w[2], w[3]);
+    for (int q = 0; q < 4; q++) *reinterpret_cast<uint32_t*>(to + q * 16 + lane % 4 * 4) = x.h[q];
 }
 
-// Stores a lane's integers where the four lanes of a fragment read 16 bytes each: `to` is that of
-// the lane's sub-block, l / 4.
-DEVICE void store_fragments(const Fixed& x, uint32_t lane, uint8_t* to_hi, uint8_t* to_lo) {
-    const uint4 hi = small_halves(x.hi, lane), lo = small_halves(x.lo, lane);
-    const uint32_t his[4] = {hi.x, hi.y, hi.z, hi.w}, los[4] = {lo.x, lo.y, lo.z, lo.w};
-#pragma unroll
-    for (int q = 0; q < 4; q++) {
-        const uint32_t at = q * 16 + lane % 4 * 4;
-        *reinterpret_cast<uint32_t*>(to_hi + at) = his[q];
-        *reinterpret_cast<uint32_t*>(to_lo + at) = los[q];
-    }
-}
-
-// Stores a lane's integers as signed bytes, hi = 64 a + b and lo likewise, where the four lanes of a fragment
-// of mma.m16n8k32 read 16 bytes each, hi and lo, k below 16 and from 16 on (weight_tile.cuh): those of a, then
-// those of b. `to` is that of the lane's sub-block.
+// Stores a lane's columns as integers 256 a + b of signed bytes: all of a sub-block's a, then b, of either
+// 8 bytes for each of the four lanes of a fragment of mma.m16n8k32, k below 16 and from 16 on
+// (weight_tile.cuh). `to` is that of the lane's sub-block.
 DEVICE void store_bytes(const Fixed& x, uint32_t lane, uint8_t* to) {
+    float h[8];
+    values_of(x, h);
     uint8_t* own = to + lane % 4 / 2 * 4 + lane % 2 * 2;
-    const auto store = [&](const float (&limb)[8], uint8_t* at) {
-        uint32_t a[8], b[8];
-#pragma unroll
-        for (int e = 0; e < 8; e++) {
-            const float upper = fma_rn(limb[e], 1.0f / 64.0f, LAST_PLACE_ONE);
-            const float rest = fma_rn(sub_rn(upper, LAST_PLACE_ONE), -64.0f, limb[e]);
-            a[e] = float_as_u32(upper), b[e] = float_as_u32(add_rn(rest, LAST_PLACE_ONE));
-        }
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-            uint16_t* pair = reinterpret_cast<uint16_t*>(at + q * 16);
-            pair[0] = static_cast<uint16_t>(prmt(a[2 * q], a[2 * q + 1], 0x0040));
-            pair[LIMB_BYTES / 2] = static_cast<uint16_t>(prmt(b[2 * q], b[2 * q + 1], 0x0040));
-        }
-    };
-    store(x.hi, own);
-    store(x.lo, own + 8);
-}
-
-// The sums of both limbs over the lane's 8 LANES columns, the same in its lanes.
-template <uint32_t LANES>
-DEVICE float2 sums_of_limbs(const Fixed& x) {
-    float hi = 0.0f, lo = 0.0f;
+    uint32_t above[8];  // 128 more than the integer, in the lower 16 bits
+    const float steps = power_of_two(x.shift);
 #pragma unroll
     for (int e = 0; e < 8; e++) {
-        hi = add_rn(hi, x.hi[e]);
-        lo = add_rn(lo, x.lo[e]);
+        above[e] = float_as_u32(fma_rn(h[e], steps, LAST_PLACE_ONE + 128.0f));
     }
 #pragma unroll
-    for (uint32_t distance = 1; distance < LANES; distance *= 2) {
-        hi = add_rn(hi, __shfl_xor_sync(FULL_WARP, hi, distance));
-        lo = add_rn(lo, __shfl_xor_sync(FULL_WARP, lo, distance));
+    for (int q = 0; q < 4; q++) {
+        uint16_t* pair = reinterpret_cast<uint16_t*>(own + q * 8);
+        pair[0] = static_cast<uint16_t>(prmt(above[2 * q], above[2 * q + 1], 0x0051));
+        pair[X_SUB_BYTES / 4] =
+            static_cast<uint16_t>(prmt(above[2 * q], above[2 * q + 1], 0x0040) ^ 0x8080u);
     }
-    return make_float2(hi, lo);
 }
 
-// The sum of X over the lane's sub-block of 8 LANES columns, the same in its lanes.
-template <uint32_t LANES = 4>
-DEVICE int32_t sub_block_sum(const Fixed& x) {
-    const float2 sums = sums_of_limbs<LANES>(x);
-    return static_cast<int32_t>(sums.x) * 4096 + static_cast<int32_t>(sums.y);
+// The sum of H over the lane's 8 LANES columns, the same in its lanes: exact.
+template <uint32_t LANES>
+DEVICE float sum_of_columns(const Fixed& x) {
+    float pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) pairs[i] = add_rn(f16x2_low(x.h[i]), f16x2_high(x.h[i]));
+    float sum = add_rn(add_rn(pairs[0], pairs[1]), add_rn(pairs[2], pairs[3]));
+    sum = mul_rn(sum, threadIdx.x % 2 ? 16.0f : 1.0f);
+#pragma unroll
+    for (uint32_t distance = 1; distance < LANES; distance *= 2) {
+        sum = add_rn(sum, __shfl_xor_sync(FULL_WARP, sum, distance));
+    }
+    return sum;
 }
 
-// Less the sums of both limbs over sixteen columns, the lane's and its neighbour's, in the units of the
-// products' sums.
-DEVICE float2 limb_sums(const Fixed& x) {
-    const float2 sums = sums_of_limbs<2>(x);
-    return make_float2(mul_rn(sums.x, -SCALE_OF_SUMS), mul_rn(sums.y, -SCALE_OF_SUMS));
+// A sum of sub-blocks as what minimums, (16 m, m), are multiplied with, step 3 of Op::MatVec: 16 a + b, on
+// one grid for the superblock. For whole warps: each lane has one.
+DEVICE uint32_t sixteens(float sum) {
+    const uint32_t field = warp_max_u32(float_as_u32(fabsf(sum))) >> 23;
+    const uint32_t most = field < 124 ? 124 : field > 160 ? 160 : field;
+    const float whole = rint_small(sum, u32_as_float((267 - most) << 23));  // 2^(14 - e) of the sums
+    const float a = rint_small(whole, 1.0f / 16.0f), b = fma_rn(a, -16.0f, whole);
+    const float unit = u32_as_float((most - 13) << 23);
+    return f32x2_to_f16x2(mul_rn(a, unit), mul_rn(b, unit));
 }
 
-// An integer up to 2^14 in size as 8 a + b, two halves: what minimums, as (8 m, m), are multiplied
-// with.
-DEVICE uint32_t eights(int32_t x) {
-    const int32_t a = (x + 4) >> 3;
-    return f32x2_to_f16x2(static_cast<float>(a), static_cast<float>(x - 8 * a));
-}
-
-// The upper and the lower part of a sum of x, step 3 of Op::MatVec: 2^14 u + v.
-DEVICE int32_t upper_part(int32_t sum) { return (sum + 8192) >> 14; }
-DEVICE int32_t lower_part(int32_t sum) { return sum - (upper_part(sum) << 14); }
-
-// float(sum) in the units of the products' sums.
-DEVICE float offset_sum(int32_t sum) {
-    return mul_rn(static_cast<float>(sum), SCALE_OF_SUMS);
-}
+// What a sum of x is in the units of the products' sums.
+DEVICE float offset_sum(float sum) { return mul_rn(sum, SCALE_OF_SUMS); }

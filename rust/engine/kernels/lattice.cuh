@@ -13,6 +13,7 @@ template <uint32_t FIRST, uint32_t SECOND>
 struct Magnitudes {
     static constexpr bool INTEGERS = true;
     static constexpr int ABOVE = 0;
+    static constexpr int LARGEST = SECOND >> 24;
     static constexpr int BYTE_TERMS = 0;
     static constexpr uint32_t QUANT_BYTES = 2048;
 
@@ -61,16 +62,16 @@ struct Magnitudes {
     }
 };
 
-// Scales of COLUMNS each at AT, d / DIVISOR their scale: bytes [16 rows][4 chains][those of a chain], then
+// Scales of COLUMNS each at AT, d / DIVISOR their scale: bytes [16 rows][4 EACH], then
 // d of each row.
 template <uint32_t AT, int COLUMNS, int DIVISOR>
 struct OddScales {
     static constexpr int SUB = COLUMNS;
     static constexpr Offsets OFFSETS = NO_OFFSETS;
-    static constexpr uint32_t EACH = 64 / COLUMNS;  // of a chain
+    static constexpr uint32_t EACH = 64 / COLUMNS;  // of a quarter
     static constexpr uint32_t SCALE_BYTES = TILE_ROWS * (4 * EACH + 2);
 
-    struct Chain {
+    struct Quarter {
         uint32_t s;
         float d;
     };
@@ -96,10 +97,10 @@ struct OddScales {
         row.d = factor(tile, r);
         return row;
     }
-    DEVICE Chain chain(const Row& row, int t) {
+    DEVICE Quarter quarter(const Row& row, int t) {
         return {EACH == 4 ? row.s[t] : row.s[t / 2] >> (t % 2 * 16), row.d};
     }
-    DEVICE Chain chain(const uint8_t* tile, uint32_t r, uint32_t t) {
+    DEVICE Quarter quarter(const uint8_t* tile, uint32_t r, uint32_t t) {
         const uint8_t* at = tile + AT + (r * 4 + t) * EACH;
         uint32_t s;
         if constexpr (EACH == 4) {
@@ -109,7 +110,7 @@ struct OddScales {
         }
         return {s, factor(tile, r)};
     }
-    DEVICE float scale(const Chain& chain, int i) { return mul_rn(chain.d, byte_f32(chain.s, i)); }
+    DEVICE float scale(const Quarter& quarter, int i) { return mul_rn(quarter.d, byte_f32(quarter.s, i)); }
 
     // `block(r)` is the superblock of row r in the file, or null; d(block) are the bits of its float16,
     // and s(block, j) the number of its scale j.
@@ -118,7 +119,7 @@ struct OddScales {
         if (lane >= TILE_ROWS) return;
         const uint8_t* from = block(lane);
         for (uint32_t j = 0; j < 4 * EACH; j++) {
-            tile[AT + (lane * 4 + j % 4) * EACH + j / 4] =
+            tile[AT + lane * (4 * EACH) + j] =
                 static_cast<uint8_t>(from ? 2 * s(from, j) + 1 : 0);
         }
         *reinterpret_cast<uint16_t*>(tile + AT + TILE_ROWS * 4 * EACH + lane * 2) =

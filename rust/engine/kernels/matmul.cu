@@ -15,6 +15,7 @@
 // X_OFFSETS and what epilogue.cuh needs.
 #include "epilogue.cuh"
 #include "norm.cuh"
+constexpr bool FEW_ROWS = false;
 #include "superblock.cuh"
 #include "warpgroup.cuh"
 
@@ -57,128 +58,110 @@ DEVICE float4 add_rn(const float4& a, const float4& b) {
     return make_float4(add_rn(a.x, b.x), add_rn(a.y, b.y), add_rn(a.z, b.z), add_rn(a.w, b.w));
 }
 
-// Sets of sums of a sub-block: where registers are for two, the next sub-block is multiplied while one
-// is drained; elsewhere other warpgroups are.
-[[maybe_unused]] constexpr int SUM_SETS =
-    THREADS * MIN_BLOCKS > 384 || (KEEPS_TOTAL && N_TILES > 4) ? 1 : 2;
-
-// The same with wgmma, for one tile of weights a warp: products one after another, of the minimums,
-// then of sub-blocks in the order of chains.
+// The same with wgmma, for one tile of weights a warp: products one after another, of the minimums, then of
+// sub-blocks in order. Where registers are for two sets of sums, the next sub-block is multiplied while one is
+// drained; elsewhere other warpgroups are.
 template <typename T>
 DEVICE void add_superblock_by_warpgroup(const uint8_t* tile, const uint8_t* x, SharedAddress x_at,
                                         uint32_t lane, Sums& y) {
-    constexpr int STEPS = T::SUB / 16;  // of a sub-block
-    constexpr int SUBS = 64 / T::SUB;   // of a chain
+    using OfT = Terms<T>;
+    constexpr int EACH = 64 / T::SUB;  // sub-blocks of a quarter
+    // A thread's registers, and what two sets, y, p and fragments take.
+    constexpr int ALL = 65536 / (THREADS * MIN_BLOCKS), HAS = ALL < 255 ? ALL : 255;
+    constexpr int TWO = 4 * (2 * N_TILES + 2 * OfT::COUNT * N_TILES + 2 * OfT::PRODUCTS) + 48;
+    constexpr int SETS = TWO > HAS ? 1 : 2;
     constexpr int MINIMUMS = T::OFFSETS == SHARED_OFFSETS ? 1 : 0;
-    constexpr int PRODUCTS = MINIMUMS + 4 * SUBS;
+    constexpr int PRODUCTS = MINIMUMS + 4 * EACH;
     const uint32_t g = lane / 4, q = lane % 4;
-    const CoreMatrix matrices = core_matrix(x_at, CoreMatrices::HALF);
+    const CoreMatrix matrices = core_matrix(x_at, XTile::BYTES);
     __syncwarp();
     const typename T::Row rows[2] = {T::row(tile, g), T::row(tile, g + 8)};
-    // [tile of x: with hi, with lo]
-    using Limbs = float[2 * N_TILES][4];
-    Limbs sums[SUM_SETS];
-    uint32_t a[SUM_SETS][STEPS][4];
-    [[maybe_unused]] uint32_t minimum[EIGHTS][4];
+    float sums[SETS][OfT::COUNT][N_TILES][4];
+    OfT terms[SETS];
+    [[maybe_unused]] uint32_t minimum[EIGHTS<T> + 1][4];
     Sums p = {};
-    auto number_of = [](int s) { return s / SUBS + 4 * (s % SUBS); };
-    auto fragments = [&](int s) {
-        if (s >= 4 * SUBS) return;
-        const int j = number_of(s);
-        const auto quants = T::load(tile, lane, j * T::SUB / 64);
-#pragma unroll
-        for (int step = 0; step < STEPS; step++) {
-            const int h = STEPS == 2 ? step : j % 2;
-            T::fragment(quants, j * T::SUB / 32 % 2, h, a[s % SUM_SETS][step]);
-        }
+    auto fragments = [&](int j) {
+        if (j < 4 * EACH) terms[j % SETS].set(T::load(tile, lane, j * T::SUB / 64), j);
     };
     auto multiply_next = [&](int product) {
         if (product >= PRODUCTS) return;
-        Limbs& sum = sums[product % SUM_SETS];
+        auto& its = sums[product % SETS];
+        const int j = product - MINIMUMS;
         wgmma_fence();
-        if (product < MINIMUMS) {
+        if (j < 0) {
 #pragma unroll
-            for (int k = 0; k < EIGHTS; k++) {
-                const CoreMatrix b = matrices + (CoreMatrices::SUMS + k * 256);
-                wgmma_k16_f16_f32(sum, minimum[k], b, k > 0);
+            for (int k = 0; k < EIGHTS<T>; k++) {
+                wgmma_k16_f16_f32(its[0], minimum[k], matrices + sums_of<T>(k), k > 0);
             }
         } else {
-            const int s = product - MINIMUMS;
 #pragma unroll
-            for (int step = 0; step < STEPS; step++) {
-                const CoreMatrix b = matrices + (number_of(s) * STEPS + step) * 256;
-                wgmma_k16_f16_f32(sum, a[s % SUM_SETS][step], b, step > 0);
+            for (int i = 0; i < OfT::PRODUCTS; i++) {
+                const CoreMatrix b = matrices + (j * OfT::STEPS + OfT::step(i)) * 256;
+                wgmma_k16_f16_f32(its[OfT::term(i)], terms[j % SETS].a[i], b, !OfT::begins(i));
             }
         }
         wgmma_commit();
     };
-    auto begin_chains = [&](const Limbs& sum) {
-        if constexpr (MINIMUMS > 0) {
-            const float dmin[2] = {T::dmin(tile, g), T::dmin(tile, g + 8)};
-#pragma unroll
-            for (int n = 0; n < N_TILES; n++) {
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const float m = fma_rn(sum[2 * n][e], 16384.0f, sum[2 * n + 1][e]);
-                    p[0][n][e] = mul_rn(-dmin[e / 2], m);
-                }
-            }
-        }
-    };
-    auto drain = [&](const Limbs& sum, int s) {
-        const int t = s / SUBS, i = s % SUBS;
-        float scale[2];
+    auto drain = [&](const auto& its, int j) {
+        const auto quarter = [&](int r) { return T::quarter(rows[r], j / EACH); };
+        const float scale[2] = {T::scale(quarter(0), j % EACH), T::scale(quarter(1), j % EACH)};
         [[maybe_unused]] float offset[2];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const auto chain = T::chain(rows[r], t);
-            scale[r] = T::scale(chain, i);
-            if constexpr (T::OFFSETS == OWN_OFFSETS) offset[r] = T::offset(chain, i);
+        if constexpr (T::OFFSETS == OWN_OFFSETS) {
+            for (int r = 0; r < 2; r++) offset[r] = T::offset(quarter(r), j % EACH);
         }
 #pragma unroll
         for (int n = 0; n < N_TILES; n++) {
             [[maybe_unused]] float2 of_x;
             if constexpr (T::OFFSETS == OWN_OFFSETS) {
-                of_x = *reinterpret_cast<const float2*>(
-                    x + n * XTile::BYTES + CoreMatrices::offsets(number_of(s)) + q * 8);
+                of_x = *reinterpret_cast<const float2*>(x + n * XTile::BYTES + XTile::OFFSETS +
+                                                        j * (X_TILE_ROWS * 4) + q * 8);
             }
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                float& chain = p[0][n][e];
-                const float whole = fma_rn(sum[2 * n][e], 4096.0f, sum[2 * n + 1][e]);
-                chain = fma_rn(scale[e / 2], whole, chain);
+                float sum = its[0][n][e];
+                if constexpr (OfT::COUNT == 2) sum = add_rn(sum, its[OfT::COUNT - 1][n][e]);
+                float& own = p[0][n][e];
+                own = fma_rn(scale[e / 2], sum, own);
                 if constexpr (T::OFFSETS == OWN_OFFSETS) {
-                    chain = fma_rn(offset[e / 2], e % 2 ? of_x.y : of_x.x, chain);
+                    own = fma_rn(offset[e / 2], e % 2 ? of_x.y : of_x.x, own);
                 }
             }
         }
     };
     if constexpr (MINIMUMS > 0) {
 #pragma unroll
-        for (int k = 0; k < EIGHTS; k++) minimums<T, X_SUMS>(tile, g, q, k, minimum[k]);
+        for (int k = 0; k < EIGHTS<T>; k++) minimums<T>(tile, g, q, k, minimum[k]);
     }
-    for (int s = 0; s < SUM_SETS; s++) fragments(s);
+    for (int j = 0; j < SETS; j++) fragments(j);
     multiply_next(0);
 #pragma unroll
     for (int product = 0; product < PRODUCTS; product++) {
-        if constexpr (SUM_SETS == 2) multiply_next(product + 1);
-        if (SUM_SETS == 2 && product + 1 < PRODUCTS) {
+        const int j = product - MINIMUMS;
+        if constexpr (SETS == 2) multiply_next(product + 1);
+        if (SETS == 2 && product + 1 < PRODUCTS) {
             wgmma_wait<1>();
         } else {
             wgmma_wait<0>();
         }
-        Limbs& sum = sums[product % SUM_SETS];
-        settle_registers(sum);
-        const int s = product - MINIMUMS;
-        if (s < 0) {
-            begin_chains(sum);
+        auto& its = sums[product % SETS];
+#pragma unroll
+        for (int i = 0; i < OfT::COUNT; i++) settle_registers(its[i]);
+        if (j < 0) {
+            if constexpr (MINIMUMS > 0) {
+                const float dmin[2] = {T::dmin(tile, g), T::dmin(tile, g + 8)};
+#pragma unroll
+                for (int n = 0; n < N_TILES; n++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) p[0][n][e] = mul_rn(-dmin[e / 2], its[0][n][e]);
+                }
+            }
         } else {
-            fragments(s + SUM_SETS);
-            drain(sum, s);
-            if (s % SUBS + 1 == SUBS) end_chain(x, q, p, y);
+            fragments(j + SETS);
+            drain(its, j);
         }
-        if constexpr (SUM_SETS == 1) multiply_next(product + 1);
+        if constexpr (SETS == 1) multiply_next(product + 1);
     }
+    end_superblock(x, q, p, y);
 }
 
 // A superblock's place in the ring, and the phase of its barriers.

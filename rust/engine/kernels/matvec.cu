@@ -3,7 +3,7 @@
 // through a ring in shared memory that is filled before the wait for the preceding kernel.
 //
 // A warp's sums of a superblock (row_superblock.cuh) go to shared memory, and after a barrier a thread
-// takes each of a row's parts through its superblocks in order (steps 4 and 5). Which warp computed what
+// takes each of a row's parts through its superblocks in order (step 5). Which warp computed what
 // does not matter to any of it.
 //
 // With NORM, x is first multiplied by the norm's weight and the result by 1/rms(x). With a GATE, x is what
@@ -23,7 +23,7 @@
 // variant.cuh: WARPS_K (warps that share a row), WARPS_R (groups of these), RING (tiles in flight
 // a warp), AHEAD (those of them that are asked for before x), ROUND (tiles of a group between two
 // barriers), SETS (of sums: 2 where there are several rounds), MINIMUMS (sums of x for these, of a
-// superblock: 8, or 16 where a type has as many), HOLDS_COLUMNS (of x, in registers while a superblock's
+// superblock: none, 8, 16, or 24 for both), HOLDS_COLUMNS (of x, in registers while a superblock's
 // tiles pass), SHARED_BYTES, NORM, GATE, GATE_GROUP, CHOOSES, MIXES, CHAINED, SHARES, ADDS, EPILOGUE, ORDER,
 // N_SEGMENTS, Segment0.., for the epilogue QKV: HEAD_DIM, and what route.cuh needs.
 #include "epilogue.cuh"
@@ -49,8 +49,8 @@ static_assert(!(CHAINED || SHARES) || N_SEGMENTS == 1 + SHARES, "a segment of it
 static_assert(!MIXES || CHAINED || !SHARES, "added behind a mix in order");
 static_assert(!CHOOSES || (RANKS > 0 && RANKS <= 32 && !CHAINED), "a lane a rank");
 
-// p of a superblock: [4 chains][16 rows], padded.
-constexpr uint32_t P_SB = 4 * TILE_ROWS + 4;
+// p of a superblock: [16 rows], padded.
+constexpr uint32_t P_SB = TILE_ROWS + 4;
 constexpr uint32_t P_TILE = ALL_SB * P_SB;
 static_assert(SHARED_BYTES == WARPS * (RING * STAGE + SB_WARP * X_SB) + 2 * ALL_SB * 4 +
                                   SETS * WARPS_R * ROUND * P_TILE * 4,
@@ -396,10 +396,11 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
     // Behind x, which would wait for them.
 #pragma unroll 1
     for (uint32_t u = AHEAD; u < RING; u++) issue(u);
+    // All of the warp's superblocks side by side: each waits for lanes of its own. What lies behind the last is
+    // zeros, and has a place too.
 #pragma unroll
     for (uint32_t s = 0; s < SB_WARP; s++) {
         const uint32_t sb = wk + s * WARPS_K;
-        if (sb >= ALL_SB) break;
         if constexpr (GATE != UNGATED) pass_gate(raw[s], gates[s % GATES], gate_weight, p.gated.eps);
         if (is_shared(sb)) {
             const float one = finite_sigmoid_f32(shared_gate);
@@ -408,37 +409,25 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
         }
         if constexpr (NORM) {
             const float square = superblock_squares(raw[s]);
-            if (lane == 0 && wr == 0) squares[sb] = square;
+            if (lane == 0 && wr == 0 && sb < ALL_SB) squares[sb] = square;
 #pragma unroll
             for (int e = 0; e < 8; e++) raw[s][e] = mul_rn(raw[s][e], norm[s][e]);
         }
-        const Fixed fixed = fixed_point(raw[s]);
-        if (overflows(fixed) && lane == 0) {
+    }
+    Fixed fixed[SB_WARP];
+#pragma unroll
+    for (uint32_t s = 0; s < SB_WARP; s++) fixed[s] = fixed_point(raw[s]);
+#pragma unroll
+    for (uint32_t s = 0; s < SB_WARP; s++) store_row(fixed[s], lane, x + s * X_SB);
+#pragma unroll
+    for (uint32_t s = 0; s < SB_WARP; s++) {
+        const uint32_t sb = wk + s * WARPS_K;
+        if (lane == 0 && wr == 0 && sb < ALL_SB) factors[sb] = fixed[s].factor;
+        if (overflows(fixed[s]) && lane == 0) {
             Overflows to = p.overflows;
             if (is_shared(sb)) to.product = p.shared.product;
-            report_overflow(to, row_of_batch(pair), fixed);
+            report_overflow(to, row_of_batch(pair), fixed[s]);
         }
-        uint8_t* x_sb = x + s * X_SB;
-        store_columns(fixed, lane, x_sb);
-        const int32_t sum = sub_block_sum(fixed);
-        const auto store_parts = [&](uint32_t sub, int32_t sum) {
-            uint32_t* parts = reinterpret_cast<uint32_t*>(x_sb + X_SUMS) + sub / 8 * 16 + sub % 8;
-            parts[0] = eights(upper_part(sum));
-            parts[8] = eights(lower_part(sum));
-        };
-        if constexpr (MINIMUMS > 8) {
-            const int32_t sum = sub_block_sum<2>(fixed);
-            if (lane % 2 == 0) store_parts(lane / 2, sum);
-        }
-        if constexpr (NEEDS_LIMBS) {
-            const float2 limbs = limb_sums(fixed);
-            if (lane % 2 == 0) reinterpret_cast<float2*>(x_sb + X_LIMBS)[lane / 2] = limbs;
-        }
-        if (lane % 4 == 0) {
-            if constexpr (MINIMUMS == 8) store_parts(lane / 4, sum);
-            reinterpret_cast<float*>(x_sb + X_OFFSETS)[lane / 4] = offset_sum(sum);
-        }
-        if (lane == 0 && wr == 0) factors[sb] = fixed.factor;
     }
     if constexpr (EPILOGUE == EPILOGUE_QKV) {
         if (threadIdx.x < FIRST_PAIRS) first_rotation[threadIdx.x] = rotation;
@@ -484,7 +473,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
             if constexpr (!ONE_KIND) {
                 multiply_tiles([&](auto type) { return columns_of<decltype(type)>(x_sb, lane); });
             } else if constexpr (HOLDS_COLUMNS) {
-                const Columns columns = held(columns_of<Segment0>(x_sb, lane));
+                const Columns columns = held<Segment0>(columns_of<Segment0>(x_sb, lane));
                 multiply_tiles([&](auto) -> const auto& { return columns; });
             } else {
                 const auto columns = columns_of<Segment0>(x_sb, lane);
@@ -514,10 +503,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
                     const uint32_t from = rank * N_SB;
                     for (uint32_t sb = from + part * N_SB / N_PARTS;
                          sb < from + (part + 1) * N_SB / N_PARTS; sb++) {
-#pragma unroll
-                        for (int t = 0; t < 4; t++) {
-                            y = fma_rn(factors[sb], of_row[sb * P_SB + t * TILE_ROWS], y);
-                        }
+                        y = fma_rn(factors[sb], of_row[sb * P_SB], y);
                     }
                 }
                 float sum = __shfl_sync(FULL_WARP, y, lane & ~7u);

@@ -12,12 +12,13 @@
 // for the preceding kernel. With NORM, x is first multiplied by the norm's weight and the result by
 // 1/rms(x): each block sends its part of a row's squares to the others.
 //
-// variant.cuh: WARPS, W_TILES (tiles of a group; every matrix has whole groups), RING (superblocks of groups
+// variant.cuh: ROWS (of x, at most), WARPS, W_TILES (tiles of a group; every matrix has whole groups), RING (superblocks of groups
 // in flight a warp), AHEAD (those of them that are asked for before x), ROUND (groups a warp between two
 // cluster barriers), SETS (of sums: 2 where there are several rounds), SHARED_BYTES, NORM, X_SUMS,
-// X_OFFSETS, WARPGROUPS (none), PACKED (up to four rows), N_TILES (one) and what epilogue.cuh needs.
+// X_OFFSETS, WARPGROUPS (none), N_TILES (one) and what epilogue.cuh needs.
 #include "epilogue.cuh"
 #include "norm.cuh"
+constexpr bool FEW_ROWS = ROWS < 8;
 #include "superblock.cuh"
 
 constexpr uint32_t THREADS = 32 * WARPS;
@@ -28,16 +29,17 @@ constexpr uint32_t BATCH = GROUPS * W_TILES;
 // Superblocks of the longest part.
 constexpr uint32_t PART_SB = (N_SB + N_PARTS - 1) / N_PARTS;
 // Rows of x of a superblock that a warp makes integers of.
-constexpr uint32_t ITEMS = (PART_SB * X_TILE_ROWS + WARPS - 1) / WARPS;
-// Sums of a pair of rows of a tile, [X_TILE_ROWS][2].
-constexpr uint32_t PAIR = 2 * X_TILE_ROWS;
+constexpr uint32_t ITEMS = (PART_SB * ROWS + WARPS - 1) / WARPS;
+// Sums of a pair of rows of a tile, [ROWS][2].
+constexpr uint32_t PAIR = 2 * ROWS;
 constexpr uint32_t SET = N_PARTS * BATCH * PAIR;
 
 static_assert(HAS_CLUSTERS && HAS_BULK_COPIES && !WARPGROUPS, "of 9.0 and above");
 static_assert(N_PARTS == TILE_ROWS / 2, "a block ends a pair of every tile");
-static_assert(N_TILES == 1 && RANKS == 0 && (W_TILES == 1 || !PACKED), "a tile of x");
-static_assert(BATCH * X_TILE_ROWS <= THREADS && THREADS % X_TILE_ROWS == 0, "a thread ends one pair a round");
-static_assert(SHARED_BYTES == WARPS * RING * STAGE + PART_SB * XTile::BYTES + N_SB * X_TILE_ROWS * 4 +
+static_assert(N_TILES == 1 && RANKS == 0, "a tile of x");
+static_assert(BATCH * ROWS <= THREADS && THREADS % ROWS == 0, "a thread ends one pair a round");
+static_assert(ROWS <= X_TILE_ROWS && ROWS % 2 == 0, "in pairs");
+static_assert(SHARED_BYTES == WARPS * RING * STAGE + PART_SB * XTile::BYTES + N_SB * ROWS * 4 +
                                   SETS * (SET * 4 + 8),
               "rings, x, squares, sums and their barriers");
 
@@ -51,107 +53,12 @@ struct Params {
     QkvRotation rotation;
 };
 
-// What a lane has of a tile's sums: those of add_superblock, or, where rows are packed, of row lane % 4
-// those of rows g and g + 8.
-template <bool packed>
-struct OwnOf {
-    using Type = Sums;
-};
-template <>
-struct OwnOf<true> {
-    using Type = float[2];
-};
-using Own = OwnOf<PACKED>::Type;
-
-// The same with both limbs of four rows as the columns of B.
-template <typename T>
-DEVICE void add_packed_superblock(const uint8_t* tile, const uint8_t* x, uint32_t lane, float (&y)[2]) {
-    constexpr int SUBS = 64 / T::SUB;   // sub-blocks of a chain
-    constexpr int STEPS = T::SUB / 16;  // of a sub-block
-    const uint32_t g = lane / 4, q = lane % 4;
-    const typename T::Row rows[2] = {T::row(tile, g), T::row(tile, g + 8)};
-    const float factor = reinterpret_cast<const float*>(x + XTile::FACTORS)[q];
-#pragma unroll
-    for (int t = 0; t < 4; t++) {
-        float p[2] = {};
-        if constexpr (T::OFFSETS == SHARED_OFFSETS) {
-            if (t == 0) {
-                float sum[4] = {};
-#pragma unroll
-                for (int k = 0; k < EIGHTS; k++) {
-                    uint32_t a[4];
-                    minimums<T, X_SUMS>(tile, g, q, k, a);
-                    const uint2 v = *reinterpret_cast<const uint2*>(x + PackedFragments::SUMS +
-                                                                    256 * k + lane * 8);
-                    const uint32_t b[2] = {v.x, v.y};
-                    mma_m16n8k16_f16_f32(sum, a, b, sum);
-                }
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    const float m = fma_rn(sum[2 * r], 16384.0f, sum[2 * r + 1]);
-                    p[r] = mul_rn(-T::dmin(tile, g + 8 * r), m);
-                }
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < SUBS; i++) {
-            if constexpr (LOADS_IN_ORDER<T>) __syncwarp();
-            const int j = t + 4 * i;
-            const int sub = j * T::SUB / 32;  // of 32 columns
-            const auto quants = T::load(tile, lane, sub / 2);
-            const uint8_t* at = x + sub * PackedFragments::SUB_STRIDE + lane * 16;
-            uint32_t b[STEPS][2];
-            if constexpr (STEPS == 2) {
-                const uint4 v = *reinterpret_cast<const uint4*>(at);
-                b[0][0] = v.x, b[0][1] = v.y;
-                b[STEPS - 1][0] = v.z, b[STEPS - 1][1] = v.w;
-            } else {
-                const uint2 v = *reinterpret_cast<const uint2*>(at + j % 2 * 8);
-                b[0][0] = v.x, b[0][1] = v.y;
-            }
-            float sum[4] = {};
-#pragma unroll
-            for (int step = 0; step < STEPS; step++) {
-                uint32_t a[4];
-                T::fragment(quants, sub % 2, STEPS == 2 ? step : j % 2, a);
-                mma_m16n8k16_f16_f32(sum, a, b[step], sum);
-            }
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const auto chain = T::chain(rows[r], t);
-                p[r] = fma_rn(T::scale(chain, i), fma_rn(sum[2 * r], 4096.0f, sum[2 * r + 1]), p[r]);
-                if constexpr (T::OFFSETS == OWN_OFFSETS) {
-                    const float of_x =
-                        reinterpret_cast<const float*>(x + PackedFragments::offsets(j))[q];
-                    p[r] = fma_rn(T::offset(chain, i), of_x, p[r]);
-                }
-            }
-        }
-#pragma unroll
-        for (int r = 0; r < 2; r++) y[r] = fma_rn(factor, p[r], y[r]);
-    }
-}
-
 // Stores them in block g, of those of m rows that this lane has.
-DEVICE void store_sums(float* to, uint32_t g, uint32_t q, uint32_t m, const float (&y)[2],
-                       uint64_t* barrier) {
-    if (q < m) store_async(to + 2 * q, g, make_float2(y[0], y[1]), barrier);
-}
-DEVICE void store_sums(float* to, uint32_t g, uint32_t q, uint32_t m, const Sums& y,
-                       uint64_t* barrier) {
+DEVICE void store_sums(float* to, uint32_t g, uint32_t q, uint32_t m, const Sums& y, uint64_t* barrier) {
 #pragma unroll
     for (int w = 0; w < W_TILES; w++) {
         const float4 both = make_float4(y[w][0][0], y[w][0][2], y[w][0][1], y[w][0][3]);
         if (2 * q < m) store_async(to + w * PAIR + 4 * q, g, both, barrier);
-    }
-}
-
-template <typename T>
-DEVICE void add(const uint8_t* tile, const uint8_t* x, uint32_t lane, Own& y) {
-    if constexpr (PACKED) {
-        add_packed_superblock<T>(tile, x, lane, y);
-    } else {
-        add_superblock<T>(tile, x, lane, y);
     }
 }
 
@@ -161,8 +68,8 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
     uint8_t* base = dynamic_shared<uint8_t>();
     uint8_t* ring = base + warp * (RING * STAGE);
     uint8_t* x = base + WARPS * RING * STAGE;
-    float* squares = reinterpret_cast<float*>(x + PART_SB * XTile::BYTES);  // [N_SB][X_TILE_ROWS]
-    float* sums = squares + N_SB * X_TILE_ROWS;  // [SETS][N_PARTS][BATCH][PAIR]
+    float* squares = reinterpret_cast<float*>(x + PART_SB * XTile::BYTES);  // [N_SB][ROWS]
+    float* sums = squares + N_SB * ROWS;  // [SETS][N_PARTS][BATCH][PAIR]
     uint64_t* met = reinterpret_cast<uint64_t*>(sums + SETS * SET);  // [SETS]
 
     const uint32_t clusters = gridDim.x / N_PARTS, first = blockIdx.x / N_PARTS;
@@ -243,14 +150,14 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
 #pragma unroll 1
     for (uint32_t u = AHEAD; u < RING; u++) issue(u);
     // The pair that this thread ends of a round: tile `ended` of it, row `m`.
-    const uint32_t m = threadIdx.x % X_TILE_ROWS, ended = threadIdx.x / X_TILE_ROWS;
+    const uint32_t m = threadIdx.x % ROWS, ended = threadIdx.x / ROWS;
     // What it is added to or rotated by, of the first round asked for before the sums, and where it goes: in
     // shared memory, for registers are short.
     constexpr bool ROTATES = EPILOGUE == EPILOGUE_QKV;
     SHARED Rotation rotations[ROTATES ? THREADS : 1];
-    SHARED uint32_t positions[ROTATES ? X_TILE_ROWS : 1];
+    SHARED uint32_t positions[ROTATES ? ROWS : 1];
     const uint32_t row_position = m < p.m ? position_of(p.rotation, m) : 0;
-    if (ROTATES && threadIdx.x < X_TILE_ROWS) positions[m] = row_position;
+    if (ROTATES && threadIdx.x < ROWS) positions[m] = row_position;
     Before before = {};
     auto ask = [&](uint32_t round, uint32_t position) {
         const uint32_t i = round * GROUPS + ended / W_TILES;
@@ -265,24 +172,30 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
     };
     ask(0, row_position);
 
+    // All of the warp's rows side by side: each waits for lanes of its own. What lies behind the last is zeros.
+    Fixed fixed[ITEMS];
+#pragma unroll
+    for (uint32_t j = 0; j < ITEMS; j++) {
+        if constexpr (NORM) {
+            const uint32_t i = warp + j * WARPS;
+            const float square = superblock_squares(raw[j]);
+            // Of the cluster, a lane a block; all of them have begun.
+            if (j == 0 && i < items) cluster_wait();
+            if (lane < N_PARTS && i < items) {
+                store_async(squares + (sb0 + i / p.m) * ROWS + i % p.m, lane, square, met);
+            }
+#pragma unroll
+            for (int e = 0; e < 8; e++) raw[j][e] = mul_rn(raw[j][e], norm[j][e]);
+        }
+        fixed[j] = fixed_point(raw[j]);
+    }
 #pragma unroll
     for (uint32_t j = 0; j < ITEMS; j++) {
         const uint32_t i = warp + j * WARPS;
         if (i >= items) break;
         const uint32_t row = i % p.m, sb = i / p.m;
-        if constexpr (NORM) {
-            const float square = superblock_squares(raw[j]);
-            // Of the cluster, a lane a block; all of them have begun.
-            if (j == 0) cluster_wait();
-            if (lane < N_PARTS) {
-                store_async(squares + (sb0 + sb) * X_TILE_ROWS + row, lane, square, met);
-            }
-#pragma unroll
-            for (int e = 0; e < 8; e++) raw[j][e] = mul_rn(raw[j][e], norm[j][e]);
-        }
-        const Fixed fixed = fixed_point(raw[j]);
-        if (overflows(fixed) && lane == 0) report_overflow(p.overflows, row, fixed);
-        store_in_tile(x + sb * XTile::BYTES, row, lane, fixed);
+        if (overflows(fixed[j]) && lane == 0) report_overflow(p.overflows, row, fixed[j]);
+        store_in_tile(x + sb * XTile::BYTES, row, lane, fixed[j]);
     }
     // Warps without a part of the norm.
     if (!NORM || warp >= items) cluster_wait();
@@ -301,27 +214,26 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
         if (threadIdx.x == 0) {
             const uint32_t left = groups - round * GROUPS, its = left < GROUPS ? left : GROUPS;
             const uint32_t of_norm = NORM && round == 0 ? N_SB * p.m * 4 : 0;
-            const uint32_t rows = PACKED ? p.m : (p.m + 1) / 2 * 2;
+            const uint32_t rows = (p.m + 1) / 2 * 2;
             barrier_expect(met + round % SETS, its * W_TILES * N_PARTS * rows * 8 + of_norm);
         }
         if (round > 0) ask(round, positions[ROTATES ? m : 0]);
 #pragma unroll 1
         for (uint32_t j = round * ROUND; j < my_groups && j < (round + 1) * ROUND; j++) {
             const uint32_t tile = first_tile(warp + j * WARPS);
-            Own y = {};
+            Sums y = {};
 #pragma unroll 1
             for (uint32_t s = 0; s < n_sb; s++) {
                 barrier_wait(arrived + stage, phase);
                 with_type(p, tile, [&](auto type) {
-                    add<decltype(type)>(ring + stage * STAGE, x + s * XTile::BYTES, lane, y);
+                    add_superblock<decltype(type)>(ring + stage * STAGE, x + s * XTile::BYTES, lane, y);
                 });
                 __syncwarp();
                 issue(stage);
                 if (++stage == RING) stage = 0, phase ^= 1;
             }
             float* to = set + (rank * BATCH + (warp + (j - round * ROUND) * WARPS) * W_TILES) * PAIR;
-            uint64_t* its = met + round % SETS;
-            store_sums(to, g, q, p.m, y, its);
+            store_sums(to, g, q, p.m, y, met + round % SETS);
         }
         if ((round + 1) * GROUPS >= groups) STAMP(STAMP_SUMMED);
         delay_block();
@@ -330,7 +242,7 @@ KERNEL_BOUNDS(skinny, Params, THREADS, 1) {
             if (round == 0) {
                 float of_row[N_SB];
 #pragma unroll
-                for (uint32_t sb = 0; sb < N_SB; sb++) of_row[sb] = squares[sb * X_TILE_ROWS + m];
+                for (uint32_t sb = 0; sb < N_SB; sb++) of_row[sb] = squares[sb * ROWS + m];
                 factor = rms_factor<N_SB>(of_row, N_IN, p.eps);
             }
         }

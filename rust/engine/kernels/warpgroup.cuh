@@ -20,9 +20,6 @@ constexpr bool HAS_WARPGROUPS = true;
 #define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES_32 \
     NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES_64                                                                                \
-    NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
-             ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define CHUNK(R, j) R(d[j][0]), R(d[j][1]), R(d[j][2]), R(d[j][3])
 #define CHUNKS_2(R, j) CHUNK(R, j), CHUNK(R, j + 1)
 #define CHUNKS_4(R, j) CHUNKS_2(R, j), CHUNKS_2(R, j + 2)
@@ -40,10 +37,9 @@ constexpr bool HAS_WARPGROUPS = true;
 #define WGMMA_FLOATS(CHUNKS, COLUMNS, ...)                                                    \
     WGMMA(wgmma_registers, float, CHUNKS, "m64n" COLUMNS "k16.f32.f16.f16", ", 1, 1, 0",      \
           __VA_ARGS__)
+WGMMA_FLOATS(2, "16", NAMES_8, "%8, %9, %10, %11", "%12", "%13", CHUNKS_2(FLOATS, 0))
 WGMMA_FLOATS(4, "32", NAMES_16, "%16, %17, %18, %19", "%20", "%21", CHUNKS_4(FLOATS, 0))
 WGMMA_FLOATS(8, "64", NAMES_32, "%32, %33, %34, %35", "%36", "%37", CHUNKS_8(FLOATS, 0))
-WGMMA_FLOATS(16, "128", NAMES_64, "%64, %65, %66, %67", "%68", "%69", CHUNKS_8(FLOATS, 0),
-             CHUNKS_8(FLOATS, 8))
 #define WGMMA_BYTES(NAME, TYPES)                                                                   \
     WGMMA(NAME, int32_t, 2, "m64n16k32.s32." TYPES, "", NAMES_8, "%8, %9, %10, %11", "%12", "%13", \
           CHUNKS_2(INTEGERS, 0))                                                                   \
@@ -64,7 +60,6 @@ WGMMA_BYTES(wgmma_u8_u8, "u8.u8")
 #undef CHUNKS_4
 #undef CHUNKS_2
 #undef CHUNK
-#undef NAMES_64
 #undef NAMES_32
 #undef NAMES_16
 #undef NAMES_8

@@ -18,12 +18,13 @@
 //   byte_terms(quants, s, a)        then, of each of these, A of an mma.m16n8k32 of sub-block s, whose k
 //                                   from 4q on are columns 2q, 2q + 1, 2q + 8, 2q + 9, and from 16 + 4q
 //                                   on those sixteen further
+//   LARGEST                         the largest |q|
 //   Row, row(tile, r)               what a row has beside its integers
-//   Chain, chain(row, t), chain(tile, r, t)   the scales of sub-blocks t, t + 4, ...: the t-th chain
-//                                   of Op::MatVec, from a row that was read or by itself
-//   scale(chain, i), offset(chain, i)   d s of the i-th of them, and m where offsets are their own
-//   mins(tile, r, t), dmin(tile, r) m of sub-blocks t, t + 4, ..., a byte each, and their scale, where
-//                                   offsets are shared
+//   Quarter, quarter(row, t), quarter(tile, r, t)   the scales of the t-th quarter of the sub-blocks, from a
+//                                   row that was read or by itself
+//   scale(quarter, i), offset(quarter, i)   d s of the i-th of them, and m where offsets are their own
+//   mins(tile, r, t), dmin(tile, r) m of the t-th quarter, a byte each, and their scale, where offsets are
+//                                   shared
 //   repack(tile, lane, rows, sb, n) the lane's share of superblock sb of rows in the file's encoding,
 //                                   n columns each; a null row and columns past n become zero
 // and one of floats (INTEGERS false), whose lane owns columns l, l + 32, ... of all rows, has
@@ -65,6 +66,7 @@ struct Planes {
     static_assert(LOW == 4 || LOW == 2, "a word has one step or two");
     static constexpr bool INTEGERS = true;
     static constexpr int ABOVE = BIAS;
+    static constexpr int LARGEST = BIAS > 0 ? BIAS : (1 << (LOW + HIGH)) - 1;
     static constexpr int BYTE_TERMS = 0;
     static constexpr uint32_t LOW_BYTES = 512 * LOW;
     static constexpr uint32_t QUANT_BYTES = LOW_BYTES + 512 * HIGH;
@@ -184,7 +186,8 @@ DEVICE uint32_t signed_upper(uint32_t bytes, uint32_t selector) {
 struct Bytes {
     static constexpr bool INTEGERS = true;
     static constexpr int ABOVE = 0;
-    static constexpr int BYTE_TERMS = 0;
+    static constexpr int LARGEST = 128;
+    static constexpr int BYTE_TERMS = 1;
     static constexpr uint32_t QUANT_BYTES = 4096;
 
     struct Quants {
@@ -195,6 +198,11 @@ struct Bytes {
         const uint4 x = *reinterpret_cast<const uint4*>(tile + v * 1024 + lane * 16);
         const uint4 y = *reinterpret_cast<const uint4*>(tile + v * 1024 + 512 + lane * 16);
         return {{x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w}};
+    }
+
+    DEVICE void byte_terms(const Quants& quants, int s, uint32_t (&a)[1][4]) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) a[0][i] = quants.w[4 * s + i] ^ 0x80808080u;
     }
 
     DEVICE void fragment(const Quants& quants, int s, int h, uint32_t (&a)[4]) {
@@ -224,7 +232,7 @@ struct Bytes {
 
 // ---------------------------------------------------------------- scales
 
-// A float16 scale for each sub-block of 32, at AT: [16 rows][4 chains][2], and, where OFFSETS are their
+// A float16 scale for each sub-block of 32, at AT: [16 rows][8], and, where OFFSETS are their
 // own, as many offsets behind.
 template <uint32_t AT, Offsets OWN>
 struct HalfScales {
@@ -232,7 +240,7 @@ struct HalfScales {
     static constexpr Offsets OFFSETS = OWN;
     static constexpr uint32_t SCALE_BYTES = OWN == OWN_OFFSETS ? 512 : 256;
 
-    struct Chain {
+    struct Quarter {
         uint32_t d, m;
     };
     struct Row {
@@ -248,15 +256,15 @@ struct HalfScales {
     DEVICE uint32_t word(const uint4& v, int t) {
         return t == 0 ? v.x : t == 1 ? v.y : t == 2 ? v.z : v.w;
     }
-    DEVICE Chain chain(const Row& row, int t) { return {word(row.d, t), word(row.m, t)}; }
-    DEVICE Chain chain(const uint8_t* tile, uint32_t r, uint32_t t) {
+    DEVICE Quarter quarter(const Row& row, int t) { return {word(row.d, t), word(row.m, t)}; }
+    DEVICE Quarter quarter(const uint8_t* tile, uint32_t r, uint32_t t) {
         const uint8_t* at = tile + AT + r * 16 + t * 4;
-        Chain chain = {*reinterpret_cast<const uint32_t*>(at), 0};
-        if (OWN == OWN_OFFSETS) chain.m = *reinterpret_cast<const uint32_t*>(at + 256);
-        return chain;
+        Quarter quarter = {*reinterpret_cast<const uint32_t*>(at), 0};
+        if (OWN == OWN_OFFSETS) quarter.m = *reinterpret_cast<const uint32_t*>(at + 256);
+        return quarter;
     }
-    DEVICE float scale(const Chain& chain, int i) { return half_of(chain.d, i); }
-    DEVICE float offset(const Chain& chain, int i) { return half_of(chain.m, i); }
+    DEVICE float scale(const Quarter& quarter, int i) { return half_of(quarter.d, i); }
+    DEVICE float offset(const Quarter& quarter, int i) { return half_of(quarter.m, i); }
 
     // `block(r, j)` is sub-block j of row r in the file, or null; `bits` those of its scale.
     template <typename F, typename G = uint32_t (*)(const uint8_t*)>
@@ -264,7 +272,7 @@ struct HalfScales {
         if (lane >= TILE_ROWS) return;
         for (uint32_t j = 0; j < 8; j++) {
             const uint8_t* from = block(lane, j);
-            const uint32_t at = AT + lane * 16 + j % 4 * 4 + j / 4 * 2;
+            const uint32_t at = AT + lane * 16 + j * 2;
             *reinterpret_cast<uint16_t*>(tile + at) =
                 static_cast<uint16_t>(from ? bits(from) : 0);
             if (OWN == OWN_OFFSETS) {
@@ -275,30 +283,63 @@ struct HalfScales {
     }
 };
 
-// Sums of x for minimums of a superblock: those of sub-blocks of 32 columns, or, where a type has a
-// minimum for every 16, those of 16, and a minimum of 32 columns is taken with both of its halves.
+// Whether the sum of a sub-block's integers with x, up to 2^14 in size, may be 2^24 or more: then each step of
+// 16 columns is summed by itself, or, where that is too large too, an integer is taken as 16 hi + lo.
 template <typename T>
-constexpr int MINIMUMS_OF = T::OFFSETS != SHARED_OFFSETS ? 0 : 256 / T::SUB;
+constexpr bool SPLITS_QUANTS = 16 * T::LARGEST >= 1024;
+template <typename T>
+constexpr bool SPLITS_STEPS = !SPLITS_QUANTS<T> && T::SUB * T::LARGEST >= 1024;
 
-// A of the minimums of a tile of type T where these are shared, SUMS of x (8 or 16) a superblock: rows
-// g and g + 8, of the eight from 8 eight on those with q and q + 4, each as 8 m and m (fixed.cuh's
-// eights).
-template <typename T, int SUMS>
-DEVICE void minimums(const uint8_t* tile, uint32_t g, uint32_t q, int eight, uint32_t (&a)[4]) {
-    if constexpr (SUMS == MINIMUMS_OF<T>) {
-        const uint32_t m0 = T::mins(tile, g, q), m1 = T::mins(tile, g + 8, q);
-        const int shift = 16 * eight;
-        a[0] = (m0 >> shift & 0xff) * 0x00010008u, a[1] = (m1 >> shift & 0xff) * 0x00010008u;
-        a[2] = (m0 >> (shift + 8) & 0xff) * 0x00010008u;
-        a[3] = (m1 >> (shift + 8) & 0xff) * 0x00010008u;
-    } else {
-        static_assert(SUMS == 2 * MINIMUMS_OF<T>, "sums of halves");
-        // Sub-blocks 4 eight + q / 2, and two further.
+// Takes A apart into 16 hi and lo, from -8 to 8: added to a number whose last place is 16, integers are rounded
+// to its multiples.
+DEVICE void split_sixteens(uint32_t (&a)[4], uint32_t (&lo)[4]) {
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
-            const uint32_t t = q / 2 + i / 2 * 2, r = g + i % 2 * 8;
-            a[i] = (T::mins(tile, r, t) >> (8 * eight) & 0xff) * 0x00010008u;
+    for (int i = 0; i < 4; i++) {
+        // 1.5 2^14 and its negative, in the units of either place.
+        const uint32_t more = i < 2 ? 0x16001600u : 0x26002600u, less = more ^ 0x80008000u;
+        const uint32_t hi = add_f16x2(add_f16x2(a[i], more), less);
+        lo[i] = add_f16x2(a[i], hi ^ 0x80008000u);
+        a[i] = hi;
+    }
+}
+
+// A of the terms that a sub-block's integers are summed by: one, or two where the sum of one would not be
+// exact, 16 hi + lo or a step each.
+template <typename T>
+struct Terms {
+    static constexpr int STEPS = T::SUB / 16;
+    static constexpr int COUNT = SPLITS_QUANTS<T> || SPLITS_STEPS<T> ? 2 : 1;
+    static constexpr int PRODUCTS = SPLITS_QUANTS<T> ? 2 * STEPS : STEPS;
+    uint32_t a[PRODUCTS][4];
+
+    // Which term product i adds to, whether it begins it, and its step of the sub-block.
+    static constexpr int term(int i) { return SPLITS_QUANTS<T> ? i / STEPS : SPLITS_STEPS<T> ? i : 0; }
+    static constexpr bool begins(int i) { return SPLITS_STEPS<T> || i % STEPS == 0; }
+    static constexpr int step(int i) { return i % STEPS; }
+
+    // Of sub-block j, of quants that hold it.
+    void set(const typename T::Quants& quants, int j) {
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            const int h = STEPS == 2 ? step : j % 2;
+            T::fragment(quants, j * T::SUB / 32 % 2, h, a[step]);
+            if constexpr (SPLITS_QUANTS<T>) split_sixteens(a[step], a[STEPS + step]);
         }
+    }
+};
+
+// Minimums by eight, of a superblock of a type that shares them.
+template <typename T>
+constexpr int EIGHTS = T::OFFSETS == SHARED_OFFSETS ? 32 / T::SUB : 0;
+
+// A of the k-th eight minimums of a tile of type T where these are shared, rows g and g + 8: of quarter q's
+// sub-blocks numbers 2k and 2k + 1, each as 16 m and m (fixed.cuh's sixteens).
+template <typename T>
+DEVICE void minimums(const uint8_t* tile, uint32_t g, uint32_t q, int k, uint32_t (&a)[4]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const uint32_t m = T::mins(tile, g + 8 * r, q) >> (16 * k);
+        a[r] = (m & 0xff) * 0x00010010u, a[2 + r] = (m >> 8 & 0xff) * 0x00010010u;
     }
 }
 

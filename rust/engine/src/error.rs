@@ -76,8 +76,8 @@ pub enum Error {
     #[error("the logit of token {token} is {value}; the model's numbers overflowed: its file is damaged, fetch it again, or use another quantization of it")]
     Logits { token: u32, value: String },
 
-    /// Activations that a product of quantized weights has no grid for: 2^119 and more, or NaN.
-    #[error("the product with {tensor} at position {position} of sequence slot {slot} has an input of {value}, and none may reach 2^119; the model's numbers overflowed: its file is damaged, fetch it again, or use another quantization of it")]
+    /// Activations that a product of quantized weights has no grid for: 2^117 and more, or NaN.
+    #[error("the product with {tensor} at position {position} of sequence slot {slot} has an input of {value}, and none may reach 2^117; the model's numbers overflowed: its file is damaged, fetch it again, or use another quantization of it")]
     Activations {
         tensor: String,
         slot: usize,

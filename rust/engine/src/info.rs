@@ -13,7 +13,7 @@ use crate::engine::{self, memory, Options};
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Strings};
 use crate::plan::signature::Role;
-use crate::plan::{Op, Plan, RopeStyle, Weight, WeightId};
+use crate::plan::{Op, Plan, RopeStyle, Weight, WeightId, ARITHMETIC};
 use crate::tokenizer::Tokenizer;
 use crate::weights::Model;
 
@@ -28,6 +28,8 @@ pub struct ModelInfo {
     /// Of all files.
     pub file_bytes: u64,
     pub gguf_version: u32,
+    /// [`ARITHMETIC`] of this onegraph, whatever the model.
+    pub arithmetic: u32,
     pub architecture: Option<String>,
     pub name: Option<String>,
     /// Why this model does not run here; the rest is what is known all the same.
@@ -302,6 +304,7 @@ impl ModelInfo {
             file_bytes: files.iter().map(|f| f.bytes).sum(),
             files,
             gguf_version: gguf.version,
+            arithmetic: ARITHMETIC,
             architecture: text("general.architecture"),
             name: text("general.name"),
             error: None,

@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::pages::format::{self, Content, Identity, Refusal};
 use crate::pages::store::{write_whole, Store};
 use crate::pages::{BlockManager, Counts, Salt};
+use crate::plan::ARITHMETIC;
 use crate::sampler::Params;
 use crate::weights::Model;
 
@@ -104,6 +105,7 @@ impl PrefixKeeping {
 
     fn identity(&self, model: Sum, sizes: Sizes) -> Identity {
         Identity {
+            arithmetic: ARITHMETIC,
             model,
             kv_type: self.kv_type,
             layout: sizes.layout,
@@ -234,7 +236,8 @@ impl Engine {
     /// Reads a file that [`Engine::save_prefix`] wrote.
     ///
     /// # Errors
-    /// [`Error::Io`] for a file that is damaged or belongs to another model, type or device.
+    /// [`Error::Io`] for a file that is damaged or belongs to another model, type, device or
+    /// arithmetic.
     pub fn read_prefix(&self, path: &Path) -> Result<Content> {
         self.shared.check_open()?;
         let refused = |Refusal { reason, remedy }| Error::Io {

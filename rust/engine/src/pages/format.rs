@@ -22,18 +22,20 @@ use crate::checksum::{self, Sum};
 
 const MAGIC: &[u8; 8] = b"OGPREFIX";
 
-/// Counts up with every change of what stands in a file, in a page or in a state, of the order of a
-/// sum included: bytes of another version are not read.
-const VERSION: u32 = 3;
+/// Counts up with every change of where something stands in a file, in a page or in a state: bytes of
+/// another version are not read.
+const VERSION: u32 = 4;
 
 /// Bytes of the names of a type and a layout.
 const NAME: usize = 16;
 
-const HEAD: usize = 8 + 4 + 4 + 4 * 8 + 32 + 32 + 2 * NAME;
+const HEAD: usize = 8 + 4 + 4 + 4 + 4 * 8 + 32 + 32 + 2 * NAME;
 
-/// What bytes of pages and states mean something to: the same model, type and layout.
+/// What bytes of pages and states mean something to: the same arithmetic, model, type and layout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
+    /// [`crate::plan::ARITHMETIC`] of who computed them.
+    pub arithmetic: u32,
     /// Of the model's file.
     pub model: Sum,
     pub kv_type: &'static str,
@@ -50,6 +52,7 @@ impl Identity {
         let mut sum = Sha256::new();
         sum.update(MAGIC);
         sum.update(VERSION.to_le_bytes());
+        sum.update(self.arithmetic.to_le_bytes());
         sum.update(env!("CARGO_PKG_VERSION"));
         sum.update((PAGE_TOKENS as u64).to_le_bytes());
         sum.update(self.model);
@@ -118,6 +121,7 @@ pub fn write(to: &mut impl Write, identity: &Identity, content: &Content) -> std
     let mut head = Vec::with_capacity(HEAD);
     head.extend(MAGIC);
     head.extend(VERSION.to_le_bytes());
+    head.extend(identity.arithmetic.to_le_bytes());
     head.extend(u32::from(content.saturated).to_le_bytes());
     let n_pages = content.pages.len().checked_div(identity.page_bytes);
     let n_windows = content.windows.len().checked_div(identity.window_bytes);
@@ -220,6 +224,13 @@ fn read_head(
     if version != VERSION {
         return Err(refusal(
             format!("it is of version {version}, and this onegraph reads version {VERSION}"),
+            AGAIN,
+        ));
+    }
+    let (arithmetic, ours) = (head.u32()?, identity.arithmetic);
+    if arithmetic != ours {
+        return Err(refusal(
+            format!("it is of arithmetic {arithmetic}, and this onegraph computes by {ours}"),
             AGAIN,
         ));
     }

@@ -54,6 +54,10 @@ pub enum Gating {
     SelectedSoftmax,
 }
 
+/// Counts up with every change of a bit that a definition below states: what was computed by another
+/// arithmetic, and kept, is not read.
+pub const ARITHMETIC: u32 = 2;
+
 /// One operation. Buffers hold float32 rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
@@ -93,30 +97,27 @@ pub enum Op {
     /// superblocks of 256, the last one filled up with zeros; a superblock has 8 sub-blocks of 32
     /// columns or 16 of 16, each with one scale `d s`.
     ///
-    /// 1. *x as block fixed point*, for each row and superblock: `field = bits(max |x|) >> 23`, not
-    ///    below 24; above 245 (2^119 and more, infinite, NaN) there is no product but
-    ///    [`crate::Error::Activations`]. With `e = field - 126`, `X = rint(x * 2^(23 - e))`, so that
-    ///    `|X| <= 2^23`. In limbs: `z = x * 2^(11 - e)`, `hi = rint(z)`,
-    ///    `lo = rint((z - hi) * 4096)`, `X = 4096 hi + lo`, both limbs at most 2048 in size.
-    /// 2. *Sub-block j*: `T_j = float(sum q X)`, the exact integer rounded once. The sums of `q hi`
-    ///    and of `q lo` are below 2^24 for every type, so float32 holds them whatever the order, and
-    ///    `T_j = fma(C_hi, 4096, C_lo)`.
-    /// 3. *Offsets*. Where sub-blocks have minimums `m_j` in units of one `dmin`:
-    ///    `M = float(sum_j m_j S_j)`, `S_j = sum X` over sub-block `j`, the exact integer rounded
-    ///    once, over all 8 or all 16 sub-blocks. As `S_j = 2^14 u_j + v_j` with `v_j` from -2^13 to
-    ///    2^13 - 1, the sums of `m_j u_j` and of `m_j v_j` are below 2^24, and
-    ///    `M = fma(sum m_j u_j, 2^14, sum m_j v_j)`: with 16 columns `|S_j| <= 2^27`, so `|u_j| <= 2^13`
-    ///    and 16 minimums of up to 15 sum up to 2^21 at most. `M` does not change where a minimum of
-    ///    32 columns is taken twice, with the sums of either half. Where each sub-block has an offset
-    ///    `m_j` of its own, it takes part by `float(S_j)`, rounded once.
-    /// 4. *Superblock*: for `t` = 0, 1, 2, 3: `p = -(dmin M)`, rounded once, where `t` = 0 and there
-    ///    are shared minimums, else `p = +0`; then for `j = t, t + 4, ...`, to 7 or 15:
-    ///    `p = fma(d s_j, T_j, p)` and, with offsets of their own, `p = fma(m_j, float(S_j), p)`;
-    ///    then `y = fma(2^(e - 23), p, y)`. `d s_j` has no rounding: 11 bits by at most 8. Missing
-    ///    sub-blocks of the last superblock add nothing, which is what zeros add. Where scales are
-    ///    powers of two of any size ([`crate::quant::Scale`]), sums count in 2^24:
-    ///    `p = fma(d, 2^-24 T_j, p)` and `y = fma(2^(e + 1), p, y)`. (For scales of a float16 that
-    ///    would be the same bits.)
+    /// 1. *x as block fixed point*, for each row. For each block `b` of 32 columns:
+    ///    `field_b = bits(max |x|) >> 23`, not below 24; above 243 (2^117 and more, infinite, NaN) there
+    ///    is no product but [`crate::Error::Activations`]. With `e_b = field_b - 126`, `X` is
+    ///    `Z = rint(x * 2^(14 - e_b))`, `|Z| <= 2^14`, rounded to 11 significant bits, as a float16 has.
+    ///    For each superblock: `e = max e_b`, and `H` is `X * 2^(e_b - e)` rounded to a multiple of
+    ///    2^-20, which does nothing where `e - e_b <= 20`; so `H` is a float16, and so is `H / 16`. As
+    ///    integers: with `k = min(e - e_b, 20)`, `X' = rint(X * 2^(k - (e - e_b)))` and `H = 2^-k X'`.
+    /// 2. *Sub-block j*: `T_j = float(sum q H)`, the exact sum rounded once. The sums of `q X'` are
+    ///    below 2^24 for `|q|` up to 31, or with 16 columns 63; for others those of both parts of
+    ///    `q = 16 hi + lo` are, and `T_j` is the rounded sum of these.
+    /// 3. *Offsets*. `S_j = sum H` over sub-block `j`, a float32. Where sub-blocks have minimums `m_j`
+    ///    in units of one `dmin`: over all 8 or all 16, `E = max(field - 126, -2)` with
+    ///    `field = bits(max |S_j|) >> 23`, `S'_j = rint(S_j * 2^(14 - E))`, `|S'_j| <= 2^14`, and
+    ///    `M = 2^(E - 14) * sum m_j S'_j`: 8 minimums of up to 63, or 16 of up to 15, sum up to less
+    ///    than 2^24. Where each sub-block has an offset `m_j` of its own, it takes part by `S_j`.
+    /// 4. *Superblock*, which counts in 2^24, so that scales may be any powers of two
+    ///    ([`crate::quant::Scale`]): `p = -(dmin (2^-24 M))`, rounded once, where there are shared
+    ///    minimums, else `p = +0`; then for `j` = 0 to 7 or 15: `p = fma(d s_j, 2^-24 T_j, p)` and, with
+    ///    offsets of their own, `p = fma(m_j, 2^-24 S_j, p)`; then `y = fma(2^(e + 10), p, y)`. `d s_j`
+    ///    has no rounding: 11 bits by at most 8. Missing sub-blocks of the last superblock add nothing,
+    ///    which is what zeros add.
     /// 5. *Parts*: `n` superblocks are cut into `P = min(8, n)` runs, run `i` from `floor(i n / P)` to
     ///    `floor((i + 1) n / P)` ([`super::parts::parts`]). In a run, `y` starts from +0 and takes the
     ///    superblocks in order; then the runs are added in order, `((y_0 + y_1) + y_2) + ...`.

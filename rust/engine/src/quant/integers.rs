@@ -34,12 +34,11 @@ pub const MINS: [[usize; 2]; MIN_WORDS] = [
     [13, 15],
 ];
 
-/// The largest magnitude of a limb of x: x is `hi * 4096 + lo`.
-pub const LIMB: i32 = 1 << 11;
+/// Columns of x that share an exponent before those of a superblock do.
+pub const X_BLOCK: usize = 32;
 
-/// Bits of the lower part of a sum of x: 32 columns, or 16, sum up to `upper << SUM_BITS` plus `lower`,
-/// `lower` at most half a step of `upper`.
-pub const SUM_BITS: u32 = 14;
+/// The largest magnitude of an integer of x, and of a sum of x that minimums multiply.
+const LARGEST_X: i64 = 1 << 14;
 
 /// Magnitudes below which every integer is a float32.
 const EXACT: i64 = 1 << 24;
@@ -76,16 +75,6 @@ pub enum Scale {
     Float8,
 }
 
-impl Scale {
-    /// Whether there are scales beyond a float16's: see step 4 of [`crate::plan::Op::MatVec`].
-    pub const fn is_wide(self) -> bool {
-        matches!(self, Scale::Power)
-    }
-}
-
-/// What sums count in where scales [are wide](Scale::is_wide).
-pub const WIDE_UNIT: f32 = (1 << 24) as f32;
-
 /// A block format of small integers with scales.
 pub trait Integers: Block {
     /// Columns with one scale, 16 or 32.
@@ -98,8 +87,6 @@ pub trait Integers: Block {
     const SCALE_BITS: u32;
     /// What `d` is in units of: a power of two, so that no product with it rounds.
     const D_UNIT: f32 = 1.0;
-    /// Whether the sum of a sub-block with the lower two of three signed bytes of X is a float32.
-    const IS_NARROW: bool = Self::SUB as i64 * Self::LARGEST_Q * (128 * 256 + 128) < EXACT;
     /// Whether sub-blocks have anything beside their scales.
     const HAS_OFFSETS: bool = !matches!(Self::OFFSETS, Offsets::None);
     /// Whether there is such an `s`.
@@ -115,38 +102,27 @@ pub trait Integers: Block {
         assert!(Self::SUB == 16 || Self::SUB == 32);
         assert!(COLUMNS.is_multiple_of(Self::ELEMS) && Self::ELEMS.is_multiple_of(Self::SUB));
         assert!(COLUMNS <= BLOCKS * Self::ELEMS && Self::SUPERBLOCK <= 4 * WORDS);
-        // The sum of a sub-block, with either limb.
-        assert!(Self::SUB as i64 * Self::LARGEST_Q * (LIMB as i64) < EXACT);
-        // With three signed bytes: `16 a + (256 b + c) / 4096`.
-        assert!(Self::SUB as i64 * Self::LARGEST_Q * (16 * 128 + 9) < EXACT);
+        // A sub-block has one grid of x, and its sums with both parts of `q = 16 hi + lo` are float32.
+        assert!(X_BLOCK.is_multiple_of(Self::SUB));
+        assert!(Self::SUB as i64 * 16 * LARGEST_X < EXACT);
         // `q` and `s` are signed bytes.
         assert!(Self::LARGEST_Q <= 128 && Self::SCALE_BITS <= 8);
         // `d s` has no rounding.
         assert!(HALF_BITS + Self::SCALE_BITS <= 24);
         // Nor has `d D_UNIT`: the least float16 has 125 places more above the least float32.
         assert!(Self::D_UNIT.to_bits() << 9 == 0 && Self::D_UNIT <= 1.0 && Self::D_UNIT >= 0.0625);
-        assert!(!Self::SCALE.is_wide() || (!Self::HAS_STEPS && !Self::HAS_OFFSETS));
+        assert!(!matches!(Self::SCALE, Scale::Power) || !Self::HAS_STEPS);
         // A block has one `d` where there are steps, else each sub-block has one.
         assert!(!Self::HAS_STEPS || Self::ELEMS == COLUMNS);
         if Self::HAS_OFFSETS {
             let subs = COLUMNS / Self::SUB;
             assert!(subs == OFFSET_SUBS || Self::OFFSETS.is_shared());
-            // The sum of x over a sub-block: its upper part fits 16 bits.
-            let sum = Self::SUB as i64 * (LIMB as i64 * 4096);
-            let (upper, lower) = (sum >> SUM_BITS, 1 << (SUM_BITS - 1));
-            assert!(upper < 1 << 15);
             // A block has one `m`, or one `dmin`.
             assert!(Self::OFFSETS.is_shared() || Self::ELEMS == Self::SUB);
             assert!(!Self::OFFSETS.is_shared() || Self::ELEMS == COLUMNS);
             if let Offsets::Shared { most } = Self::OFFSETS {
-                // The sums of the minimums with either part.
-                assert!(subs as i64 * most * upper < EXACT);
-                assert!(subs as i64 * most * lower < EXACT);
-                // The same where each minimum of 32 columns is taken with the sums of both its halves,
-                // as kernels do beside a type with sixteen; and an eighth of a part is a float16, as is
-                // eight times a minimum.
-                assert!(SUBS as i64 * most * lower < EXACT);
-                assert!(upper <= 1 << 14 && lower <= 1 << 14 && 8 * most <= LIMB as i64);
+                // The sum of the minimums.
+                assert!(subs as i64 * most * LARGEST_X < EXACT);
             }
         }
     };

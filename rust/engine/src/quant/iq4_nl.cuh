@@ -4,6 +4,7 @@
 
 // Codes of the table of IQ4_NL and IQ4_XS: 8 integers from -127 up, 8 from 1 to 113.
 struct IQ4Codes : Codes<ROW_HALVES> {
+    static constexpr int LARGEST = 127;
     static constexpr int BYTE_TERMS = 2;
 
     // A permute repeats the sign of a byte where its nibble's top bit is set: so of the two halves of the

@@ -3,14 +3,14 @@
 #pragma once
 #include "iq4_nl.cuh"
 
-// Scales as bytes [16 rows][4 chains][2], then d of each row.
+// Scales as bytes [16 rows][8], then d of each row.
 struct IQ4_XS : IQ4Codes {
     static constexpr uint32_t AT = QUANT_BYTES;
     static constexpr uint32_t TILE_BYTES = QUANT_BYTES + 128 + 32;
     static constexpr int SUB = 32;
     static constexpr Offsets OFFSETS = NO_OFFSETS;
 
-    struct Chain {
+    struct Quarter {
         uint32_t s;
         float d;
     };
@@ -25,15 +25,15 @@ struct IQ4_XS : IQ4Codes {
     DEVICE Row row(const uint8_t* tile, uint32_t r) {
         return {*reinterpret_cast<const uint2*>(tile + AT + r * 8), factor(tile, r)};
     }
-    DEVICE Chain chain(const Row& row, int t) {
+    DEVICE Quarter quarter(const Row& row, int t) {
         const uint32_t pair = t < 2 ? row.s.x : row.s.y;
         return {t % 2 ? pair >> 16 : pair, row.d};
     }
-    DEVICE Chain chain(const uint8_t* tile, uint32_t r, uint32_t t) {
+    DEVICE Quarter quarter(const uint8_t* tile, uint32_t r, uint32_t t) {
         return {*reinterpret_cast<const uint16_t*>(tile + AT + r * 8 + t * 2), factor(tile, r)};
     }
-    DEVICE float scale(const Chain& chain, int i) {
-        return mul_rn(chain.d, static_cast<float>(static_cast<int8_t>(chain.s >> (8 * i))));
+    DEVICE float scale(const Quarter& quarter, int i) {
+        return mul_rn(quarter.d, static_cast<float>(static_cast<int8_t>(quarter.s >> (8 * i))));
     }
 
     DEVICE void repack(uint8_t* tile, uint32_t lane, const uint8_t* const* rows, uint32_t sb,
@@ -51,7 +51,7 @@ struct IQ4_XS : IQ4Codes {
                 s = ((from[4 + j / 2] >> (j % 2 * 4)) & 15) |
                     (((file_u16(from + 2) >> (2 * j)) & 3) << 4);
             }
-            tile[AT + lane * 8 + j % 4 * 2 + j / 4] = static_cast<uint8_t>(s - 32);
+            tile[AT + lane * 8 + j] = static_cast<uint8_t>(s - 32);
         }
         *reinterpret_cast<uint16_t*>(tile + AT + 128 + lane * 2) =
             static_cast<uint16_t>(from ? file_u16(from) : 0);

@@ -47,8 +47,8 @@ use i16_blocks::{I16Blocks, I16_ID};
 pub use kv::{KvBlock, KvKernel, KvVisitor, KV_HEAD_MULTIPLE};
 
 pub use integers::{
-    four, Integers, Offsets, Scale, Sink, Words, BLOCKS, COLUMNS, LIMB, MINS, MIN_WORDS,
-    OFFSET_SUBS, SUBS, SUM_BITS, WIDE_UNIT, WORDS,
+    four, Integers, Offsets, Scale, Sink, Words, BLOCKS, COLUMNS, MINS, MIN_WORDS, OFFSET_SUBS,
+    SUBS, WORDS, X_BLOCK,
 };
 
 /// A block format. The CPU backend compiles one dot product for each implementor, under its own
@@ -389,7 +389,7 @@ table! {
     3 "Q4_1" q4_1::Q4_1, integers, "q4_1.cuh" 2560, Some(quantize_blocks::<q4_1::Q4_1>);
     6 "Q5_0" q5_0::Q5_0, integers, "q5_0.cuh" 2816, Some(quantize_blocks::<q5_0::Q5_0>);
     7 "Q5_1" q5_1::Q5_1, integers, "q5_1.cuh" 3072, Some(quantize_blocks::<q5_1::Q5_1>);
-    8 "Q8_0" q8_0::Q8_0, integers, "q8_0.cuh" 4352 kv, Some(quantize_blocks::<q8_0::Q8_0>);
+    8 "Q8_0" q8_0::Q8_0, integers in bytes, "q8_0.cuh" 4352 kv, Some(quantize_blocks::<q8_0::Q8_0>);
     10 "Q2_K" q2_k::Q2K, integers, "q2_k.cuh" 1344, Some(quantize_blocks::<q2_k::Q2K>);
     11 "Q3_K" q3_k::Q3K, integers, "q3_k.cuh" 1824, Some(quantize_blocks::<q3_k::Q3K>);
     12 "Q4_K" q4_k::Q4K, integers, "q4_k.cuh" 2368, Some(quantize_blocks::<q4_k::Q4K>);

@@ -6,6 +6,9 @@
 
 // Codes whose top bit is a sign, the others of the magnitudes 0, 1, 2, 3, 4, 6, 8, 12.
 struct E2M1Codes : Codes<COLUMN_HALVES> {
+    static constexpr int LARGEST = 12;
+    static constexpr int BYTE_TERMS = 0;
+
     // A's halves are these magnitudes as subnormals, below the sign.
     DEVICE void fragment(const Quants& quants, int s, int h, uint32_t (&a)[4]) {
         const uint32_t w = quants.w[2 * s + h];
@@ -24,8 +27,8 @@ struct E2M1Codes : Codes<COLUMN_HALVES> {
 struct MXFP4 : E2M1Codes, HalfScales<2048, NO_OFFSETS> {
     static constexpr uint32_t TILE_BYTES = QUANT_BYTES + SCALE_BYTES;
 
-    DEVICE float scale(const Chain& chain, int i) {
-        return bf16_to_f32(static_cast<uint16_t>(chain.d >> (16 * i)));
+    DEVICE float scale(const Quarter& quarter, int i) {
+        return bf16_to_f32(static_cast<uint16_t>(quarter.d >> (16 * i)));
     }
 
     DEVICE void repack(uint8_t* tile, uint32_t lane, const uint8_t* const* rows, uint32_t sb,

@@ -3,7 +3,7 @@
 #pragma once
 #include "mxfp4.cuh"
 
-// Scales as bytes [16 rows][4 chains][4].
+// Scales as bytes [16 rows][16].
 struct NVFP4 : E2M1Codes {
     static constexpr uint32_t AT = QUANT_BYTES;
     static constexpr uint32_t TILE_BYTES = QUANT_BYTES + 256;
@@ -11,20 +11,20 @@ struct NVFP4 : E2M1Codes {
     static constexpr Offsets OFFSETS = NO_OFFSETS;
 
     using Row = uint4;
-    using Chain = uint32_t;
+    using Quarter = uint32_t;
 
     DEVICE Row row(const uint8_t* tile, uint32_t r) {
         return *reinterpret_cast<const uint4*>(tile + AT + r * 16);
     }
-    DEVICE Chain chain(const Row& row, int t) {
+    DEVICE Quarter quarter(const Row& row, int t) {
         return t == 0 ? row.x : t == 1 ? row.y : t == 2 ? row.z : row.w;
     }
-    DEVICE Chain chain(const uint8_t* tile, uint32_t r, uint32_t t) {
+    DEVICE Quarter quarter(const uint8_t* tile, uint32_t r, uint32_t t) {
         return *reinterpret_cast<const uint32_t*>(tile + AT + r * 16 + t * 4);
     }
     // A float16's exponent is 8 more, its mantissa 7 bits longer.
-    DEVICE float scale(const Chain& chain, int i) {
-        const uint32_t bits = chain >> (8 * i) & 0x7f;
+    DEVICE float scale(const Quarter& quarter, int i) {
+        const uint32_t bits = quarter >> (8 * i) & 0x7f;
         return mul_rn(f16_to_f32(static_cast<uint16_t>(bits << 7)), 128.0f);
     }
 
@@ -44,7 +44,7 @@ struct NVFP4 : E2M1Codes {
         for (uint32_t j = 0; j < 16; j++) {
             const uint8_t* from = block(lane, j * 16);
             const uint32_t scale = from ? from[j % 4] : 0;
-            tile[AT + lane * 16 + j % 4 * 4 + j / 4] =
+            tile[AT + lane * 16 + j] =
                 static_cast<uint8_t>(scale == 0x7f ? 0 : scale);
         }
     }

@@ -3,14 +3,14 @@
 #pragma once
 #include "weight_tile.cuh"
 
-// Scales and minimums as bytes [16 rows][4 chains][4], as in the file, then d and dmin of each row.
+// Scales and minimums as bytes [16 rows][16], as in the file, then d and dmin of each row.
 struct Q2_K : Planes<0, 0, 2> {
     static constexpr uint32_t AT = QUANT_BYTES;
     static constexpr uint32_t TILE_BYTES = QUANT_BYTES + 256 + 64;
     static constexpr int SUB = 16;
     static constexpr Offsets OFFSETS = SHARED_OFFSETS;
 
-    struct Chain {
+    struct Quarter {
         uint32_t s;
         float d;
     };
@@ -28,14 +28,14 @@ struct Q2_K : Planes<0, 0, 2> {
     DEVICE Row row(const uint8_t* tile, uint32_t r) {
         return {*reinterpret_cast<const uint4*>(tile + AT + r * 16), f16x2_low(factors(tile, r))};
     }
-    DEVICE Chain chain(const Row& row, int t) {
+    DEVICE Quarter quarter(const Row& row, int t) {
         return {t == 0 ? row.s.x : t == 1 ? row.s.y : t == 2 ? row.s.z : row.s.w, row.d};
     }
-    DEVICE Chain chain(const uint8_t* tile, uint32_t r, uint32_t t) {
+    DEVICE Quarter quarter(const uint8_t* tile, uint32_t r, uint32_t t) {
         return {pairs(tile, r, t), f16x2_low(factors(tile, r))};
     }
-    DEVICE float scale(const Chain& chain, int i) {
-        return mul_rn(chain.d, static_cast<float>(chain.s >> (8 * i) & 15));
+    DEVICE float scale(const Quarter& quarter, int i) {
+        return mul_rn(quarter.d, static_cast<float>(quarter.s >> (8 * i) & 15));
     }
     DEVICE uint32_t mins(const uint8_t* tile, uint32_t r, uint32_t t) {
         return pairs(tile, r, t) >> 4 & 0x0f0f0f0fu;
@@ -54,7 +54,7 @@ struct Q2_K : Planes<0, 0, 2> {
         if (lane >= TILE_ROWS) return;
         const uint8_t* from = block(lane);
         for (uint32_t j = 0; j < 16; j++) {
-            tile[AT + lane * 16 + j % 4 * 4 + j / 4] = from ? from[j] : 0;
+            tile[AT + lane * 16 + j] = from ? from[j] : 0;
         }
         *reinterpret_cast<uint32_t*>(tile + AT + 256 + lane * 4) =
             from ? file_u16(from + 80) | (file_u16(from + 82) << 16) : 0;

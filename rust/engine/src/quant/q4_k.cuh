@@ -16,7 +16,7 @@ DEVICE uint32_t k_scale_min(const uint8_t* packed, uint32_t b) {
     return sc | (m << 8);
 }
 
-// Scales of Q4_K and Q5_K at AT: bytes [16 rows][4 chains][2], minimums likewise, then d and dmin of
+// Scales of Q4_K and Q5_K at AT: bytes [16 rows][8], minimums likewise, then d and dmin of
 // each row.
 template <uint32_t AT>
 struct KScales {
@@ -24,7 +24,7 @@ struct KScales {
     static constexpr Offsets OFFSETS = SHARED_OFFSETS;
     static constexpr uint32_t SCALE_BYTES = 128 + 128 + 64;
 
-    struct Chain {
+    struct Quarter {
         uint32_t s;
         float d;
     };
@@ -39,15 +39,15 @@ struct KScales {
     DEVICE Row row(const uint8_t* tile, uint32_t r) {
         return {*reinterpret_cast<const uint2*>(tile + AT + r * 8), f16x2_low(factors(tile, r))};
     }
-    DEVICE Chain chain(const Row& row, int t) {
+    DEVICE Quarter quarter(const Row& row, int t) {
         const uint32_t pair = t < 2 ? row.s.x : row.s.y;
         return {t % 2 ? pair >> 16 : pair, row.d};
     }
-    DEVICE Chain chain(const uint8_t* tile, uint32_t r, uint32_t t) {
+    DEVICE Quarter quarter(const uint8_t* tile, uint32_t r, uint32_t t) {
         return {*reinterpret_cast<const uint16_t*>(tile + AT + r * 8 + t * 2),
                 f16x2_low(factors(tile, r))};
     }
-    DEVICE float scale(const Chain& chain, int i) { return mul_rn(chain.d, byte_f32(chain.s, i)); }
+    DEVICE float scale(const Quarter& quarter, int i) { return mul_rn(quarter.d, byte_f32(quarter.s, i)); }
     DEVICE uint32_t mins(const uint8_t* tile, uint32_t r, uint32_t t) {
         return *reinterpret_cast<const uint16_t*>(tile + AT + 128 + r * 8 + t * 2);
     }
@@ -60,7 +60,7 @@ struct KScales {
         const uint8_t* from = block(lane);
         for (uint32_t j = 0; j < 8; j++) {
             const uint32_t pair = from ? k_scale_min(from + 4, j) : 0;
-            const uint32_t at = AT + lane * 8 + j % 4 * 2 + j / 4;
+            const uint32_t at = AT + lane * 8 + j;
             tile[at] = static_cast<uint8_t>(pair);
             tile[at + 128] = static_cast<uint8_t>(pair >> 8);
         }

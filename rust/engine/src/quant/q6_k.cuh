@@ -3,14 +3,14 @@
 #pragma once
 #include "weight_tile.cuh"
 
-// Scales of Q6_K and Q3_K at AT: signed bytes [16 rows][4 chains][4], then d of each row.
+// Scales of Q6_K and Q3_K at AT: signed bytes [16 rows][16], then d of each row.
 template <uint32_t AT>
 struct SixteenScales {
     static constexpr int SUB = 16;
     static constexpr Offsets OFFSETS = NO_OFFSETS;
     static constexpr uint32_t SCALE_BYTES = 256 + 32;
 
-    struct Chain {
+    struct Quarter {
         uint32_t s;
         float d;
     };
@@ -25,14 +25,14 @@ struct SixteenScales {
     DEVICE Row row(const uint8_t* tile, uint32_t r) {
         return {*reinterpret_cast<const uint4*>(tile + AT + r * 16), factor(tile, r)};
     }
-    DEVICE Chain chain(const Row& row, int t) {
+    DEVICE Quarter quarter(const Row& row, int t) {
         return {t == 0 ? row.s.x : t == 1 ? row.s.y : t == 2 ? row.s.z : row.s.w, row.d};
     }
-    DEVICE Chain chain(const uint8_t* tile, uint32_t r, uint32_t t) {
+    DEVICE Quarter quarter(const uint8_t* tile, uint32_t r, uint32_t t) {
         return {*reinterpret_cast<const uint32_t*>(tile + AT + r * 16 + t * 4), factor(tile, r)};
     }
-    DEVICE float scale(const Chain& chain, int i) {
-        return mul_rn(chain.d, static_cast<float>(static_cast<int8_t>(chain.s >> (8 * i))));
+    DEVICE float scale(const Quarter& quarter, int i) {
+        return mul_rn(quarter.d, static_cast<float>(static_cast<int8_t>(quarter.s >> (8 * i))));
     }
 
     // `block(r)` is the superblock of row r in the file, or null; its d is at byte d, and scale(block, j)
@@ -42,7 +42,7 @@ struct SixteenScales {
         if (lane >= TILE_ROWS) return;
         const uint8_t* from = block(lane);
         for (uint32_t j = 0; j < 16; j++) {
-            tile[AT + lane * 16 + j % 4 * 4 + j / 4] =
+            tile[AT + lane * 16 + j] =
                 static_cast<uint8_t>(from ? scale(from, j) : 0);
         }
         *reinterpret_cast<uint16_t*>(tile + AT + 256 + lane * 2) =

@@ -199,7 +199,7 @@ fn spilled(log: &str) -> u32 {
 
 /// Bytes that a kernel may spill: none, but for the product of several rows and for a prompt's attention
 /// over integers, which keeps there what a page needs once. Of the product: on the card that it was made
-/// for one register of the epilogue may wait in memory for the loop to end. On others the compiler loads
+/// for two registers of the epilogue may wait in memory for the loop to end. On others the compiler loads
 /// so far ahead that some of its 255 registers go there: 7 below compute capability 9.0, up to 13 from
 /// 10.0 on. (Hiding the segment's number from the compiler until the epilogue frees some in the kernels
 /// that store q, k and v, and costs others more: 40 bytes on 8.0.) Products of experts keep which rows
@@ -210,7 +210,7 @@ fn allowed(kernel: &Variant, arch: u32) -> u32 {
     match (kernel.source.name, arch) {
         ("matmul.cu", ..90) => 28,
         ("matmul.cu", 90) if kernel.constants.has("MIN_BLOCKS", 4) => 68,
-        ("matmul.cu", 90) if kernel.constants.has("RANKS", 0) => 4,
+        ("matmul.cu", 90) if kernel.constants.has("RANKS", 0) => 8,
         ("matmul.cu", 90) => 36,
         ("matmul.cu", 100..) => 52,
         ("attention_fixed.cu", 120) if kernel.constants.has("HEAD_DIM", 256) => 16,

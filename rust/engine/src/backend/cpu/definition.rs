@@ -3,17 +3,47 @@
 
 use crate::plan::parts::parts;
 use crate::quant::{
-    Arithmetic, Integers, Offsets, Plain, Scale, Sink, BLOCKS, COLUMNS, MINS, SUBS, WIDE_UNIT,
-    WORDS,
+    Arithmetic, Integers, Offsets, Plain, Scale, Sink, BLOCKS, COLUMNS, MINS, SUBS, WORDS,
 };
 
-/// `x` as integers, and the exponent `e`.
+/// The exponent of a float32: `|x| < 2^exponent(x)`.
+fn exponent(x: f32) -> i32 {
+    (x.abs().to_bits() >> 23) as i32 - 126
+}
+
+/// `x` rounded to a multiple of `2^unit`, ties to even.
+fn rounded(x: f64, unit: i32) -> f64 {
+    (x * f64::from(-unit).exp2()).round_ties_even() * f64::from(unit).exp2()
+}
+
+/// H of each column in 2^-20, and the exponent `e`.
 fn block_fixed_point(x: &[f32]) -> (Vec<i64>, i32) {
-    let largest = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-    let field = (largest.to_bits() >> 23).clamp(24, 245);
-    let e = field as i32 - 126;
-    let integer = |x: &f32| (f64::from(*x) * f64::from(23 - e).exp2()).round_ties_even() as i64;
-    (x.iter().map(integer).collect(), e)
+    let exponent_of = |block: &[f32]| {
+        let largest = block.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        exponent(largest).clamp(24 - 126, 243 - 126)
+    };
+    let e = x.chunks(32).map(exponent_of).max().unwrap_or_default();
+    let integers = x.chunks(32).flat_map(|block| {
+        let e_b = exponent_of(block);
+        block.iter().map(move |x| {
+            let z = rounded(f64::from(*x) * f64::from(14 - e_b).exp2(), 0);
+            // The unit of 11 significant bits, as z is below 2^exponent(z).
+            let x = rounded(z, (exponent(z as f32) - 11).max(0));
+            (x * f64::from(e_b - e + 20).exp2()).round_ties_even() as i64
+        })
+    });
+    (integers.collect(), e)
+}
+
+/// `2^-24 M` of the `S_j` and the minimums.
+fn minimum(sums: &[f64], mins: &[i64]) -> f64 {
+    let largest = sums.iter().fold(0.0f64, |most, s| most.max(s.abs()));
+    let e = exponent(largest as f32).max(-2);
+    let integers = sums
+        .iter()
+        .map(|s| rounded(*s, e - 14) * f64::from(14 - e).exp2());
+    let sum: i64 = integers.zip(mins).map(|(s, m)| s as i64 * m).sum();
+    sum as f64 * f64::from(e - 14 - 24).exp2()
 }
 
 /// A superblock of one row.
@@ -103,32 +133,28 @@ pub fn product<B: Integers>(row: &[u8], x: &[f32]) -> f32 {
     total.unwrap_or(0.0)
 }
 
-fn add_superblock<B: Integers>(blocks: &[u8], x: &[f32], mut y: f32) -> f32 {
+fn add_superblock<B: Integers>(blocks: &[u8], x: &[f32], y: f32) -> f32 {
     let w = Superblock::new::<B>(blocks);
-    let (mut x, e) = block_fixed_point(x);
-    x.resize(COLUMNS, 0);
-    let q: Vec<i64> = w.q.iter().map(|q| i64::from(*q)).collect();
-    let subs = || q.chunks(B::SUB).zip(x.chunks(B::SUB));
-    let t: Vec<f32> = subs()
-        .map(|(q, x)| q.iter().zip(x).map(|(q, x)| q * x).sum::<i64>() as f32)
+    let (mut h, e) = block_fixed_point(x);
+    h.resize(COLUMNS, 0);
+    let unit = f64::from(-20).exp2();
+    let subs = || w.q.chunks(B::SUB).zip(h.chunks(B::SUB));
+    let t = subs().map(|(q, h)| q.iter().zip(h).map(|(q, h)| i64::from(*q) * h).sum::<i64>());
+    let sums: Vec<f64> = subs()
+        .map(|(_, h)| h.iter().sum::<i64>() as f64 * unit)
         .collect();
-    // In what sums count.
-    let unit = if B::SCALE.is_wide() { WIDE_UNIT } else { 1.0 };
-    let sums: Vec<i64> = subs().map(|(_, x)| x.iter().sum()).collect();
+    let small = |x: f64| (x * f64::from(-24).exp2()) as f32;
 
-    for chain in 0..4 {
-        let mut p = 0.0;
-        if let (0, Offsets::Shared { .. }) = (chain, B::OFFSETS) {
-            let m = sums.iter().zip(w.mins).map(|(s, m)| s * m);
-            p = -(w.offset::<B>(0) * m.sum::<i64>() as f32);
+    let mut p = match B::OFFSETS {
+        Offsets::Shared { .. } => -(w.offset::<B>(0) * minimum(&sums, &w.mins) as f32),
+        _ => 0.0,
+    };
+    for (j, t) in t.enumerate() {
+        let t = f64::from(t as f32) * unit;
+        p = w.scale::<B>(j).mul_add(small(t), p);
+        if B::OFFSETS == Offsets::Own {
+            p = w.offset::<B>(j).mul_add(small(sums[j]), p);
         }
-        for j in (chain..t.len()).step_by(4) {
-            p = w.scale::<B>(j).mul_add(t[j] / unit, p);
-            if B::OFFSETS == Offsets::Own {
-                p = w.offset::<B>(j).mul_add(sums[j] as f32, p);
-            }
-        }
-        y = (((e - 23) as f32).exp2() * unit).mul_add(p, y);
     }
-    y
+    ((e + 10) as f32).exp2().mul_add(p, y)
 }

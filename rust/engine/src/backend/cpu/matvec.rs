@@ -557,7 +557,9 @@ impl Task for IntSums<'_> {
             3 => self.columns::<I, 3>(),
             4 => self.columns::<I, 4>(),
             5 => self.columns::<I, 5>(),
-            _ => self.columns::<I, 6>(),
+            6 => self.columns::<I, 6>(),
+            7 => self.columns::<I, 7>(),
+            _ => self.columns::<I, 8>(),
         }
     }
 }

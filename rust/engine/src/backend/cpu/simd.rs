@@ -5,7 +5,7 @@
 use std::arch::is_aarch64_feature_detected;
 use std::sync::OnceLock;
 
-use crate::quant::{Arithmetic, Words, COLUMNS, OFFSET_SUBS, SUBS};
+use crate::quant::{Arithmetic, Words, COLUMNS};
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -24,24 +24,18 @@ pub type Word = u32;
 /// Words of four columns that a superblock has.
 pub const QUADS: usize = COLUMNS / 4;
 
-/// A superblock's integers as an instruction set multiplies them: written and read by one
-/// instruction set only, see [`Isa::limbs`].
+/// A superblock's integers of x as an instruction set multiplies them: written and read by one
+/// instruction set only, see [`Isa::factors`].
 #[derive(Clone)]
-pub struct Limbs {
+pub struct Factors {
     /// For each four columns.
-    pub words: [[Word; 4]; QUADS],
-    /// What the sums of a sub-block start from: of sub-blocks of 16 columns, then of 32.
-    pub starts: [[i32; 3]; SUBS + OFFSET_SUBS],
-    /// Whether the last of the four words counts.
-    pub has_carry: bool,
+    pub words: [[Word; 2]; QUADS],
 }
 
-impl Limbs {
+impl Factors {
     /// Zeros.
     pub const ZERO: Self = Self {
-        words: [[0; 4]; QUADS],
-        starts: [[0; 3]; SUBS + OFFSET_SUBS],
-        has_carry: false,
+        words: [[0; 2]; QUADS],
     };
 }
 
@@ -182,7 +176,7 @@ pub trait Isa: Arithmetic {
     const STRIPS: usize;
     /// Rows of `x` that a tile of products may have before its accumulators leave the registers.
     const COLUMNS: usize;
-    /// The same of products of integers, which have an accumulator for each limb.
+    /// The same of products of integers.
     const INT_COLUMNS: usize;
     fn zeros() -> Self::Acc;
     /// The same number in every lane.
@@ -206,7 +200,7 @@ pub trait Isa: Arithmetic {
 
     /// As many words as a vector has floats.
     type Words: Words;
-    /// The sums of a sub-block's products in each lane, limb by limb.
+    /// The sums of a sub-block's products in each lane.
     type Sums: Copy;
     /// Zeros.
     fn no_words() -> Self::Words;
@@ -251,8 +245,8 @@ pub trait Isa: Arithmetic {
     /// Of words of four signed bytes: those at `i`.
     fn bytes(words: Self::Words, i: usize) -> Self::Vector;
 
-    /// Cuts integers of up to 2^23 in size into limbs.
-    fn limbs(x: &[i32; COLUMNS], out: &mut Limbs);
+    /// Takes integers of up to 2^14 in size.
+    fn factors(x: &[i32; COLUMNS], out: &mut Factors);
     /// Puts rows that begin `stride` bytes apart side by side, as many as a vector has lanes: four
     /// words of each, `out.len()` times.
     ///
@@ -261,61 +255,41 @@ pub trait Isa: Arithmetic {
     fn interleave(bytes: &[u8], stride: usize, out: &mut [[Self::Words; 4]]);
     /// Four signed bytes of weights as [`Self::dot`] takes them.
     fn weights(q: Self::Words) -> Self::Words;
-    /// The sums of no columns, where the sub-block has the `starts` of [`Limbs`].
-    fn start(starts: &[i32; 3]) -> Self::Sums;
+    /// What [`Self::dot`] takes weights with more than they are.
+    const BIAS: i32 = 0;
+    /// Sums of no columns but this one.
+    fn start(sum: i32) -> Self::Sums;
     /// `sums` and the products of four columns.
-    fn dot(q: Self::Words, x: &[Word; 4], sums: Self::Sums) -> Self::Sums;
-    /// The same for what four columns have beside, where [`Limbs::has_carry`] is set.
-    fn dot_carry(q: Self::Words, x: &[Word; 4], sums: Self::Sums) -> Self::Sums;
-    /// The sums of whole sub-blocks, rounded once; `is_narrow` as [`Integers::IS_NARROW`].
-    fn rounded(sums: Self::Sums, is_narrow: bool) -> Self::Vector;
+    fn dot(q: Self::Words, x: &[Word; 2], sums: Self::Sums) -> Self::Sums;
+    /// The sums of whole sub-blocks as words of one integer.
+    fn whole(sums: Self::Sums) -> Self::Words;
 }
 
-/// Limbs for 16-bit multiply-adds, `x = 4096 hi + lo`: of four columns `hi` of the even ones, of the
-/// odd ones, `lo` of the even ones, of the odd ones. Bytes of weights become 16-bit integers
-/// fastest where even and odd ones go apart.
+/// Factors for 16-bit multiply-adds: of four columns the even ones, then the odd ones. Bytes of weights
+/// become 16-bit integers fastest where even and odd ones go apart.
 #[inline(always)]
-fn pair_limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
+fn pair_factors(x: &[i32; COLUMNS], out: &mut Factors) {
     for (x, words) in x.as_chunks::<4>().0.iter().zip(&mut out.words) {
-        let hi = x.map(|x| (x + (1 << 11)) >> 12);
-        let mut lo = *x;
-        for (lo, hi) in lo.iter_mut().zip(hi) {
-            *lo -= hi << 12;
-        }
-        *words = [
-            pair(hi[0], hi[2]),
-            pair(hi[1], hi[3]),
-            pair(lo[0], lo[2]),
-            pair(lo[1], lo[3]),
-        ];
+        *words = [pair(x[0], x[2]), pair(x[1], x[3])];
     }
-    out.has_carry = false;
 }
 
-/// Limbs for multiply-adds of bytes, `x = 65536 a + 256 b + c`: of four columns the signed bytes of
-/// `a`, `b` and `c`, and what `a` has above 127: 1 where `x` is near 2^23, else 0. Gives them column
-/// by column too.
+/// Factors for multiply-adds of bytes, `x = a + 256 b`: of four columns the signed bytes of `a`, then
+/// of `b`.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[inline(always)]
-fn byte_limbs(x: &[i32; COLUMNS], out: &mut Limbs) -> [[i8; COLUMNS]; 4] {
-    let mut limbs = [[0i8; COLUMNS]; 4];
-    let [a, b, c, carry] = &mut limbs;
-    for ((((x, a), b), c), carry) in x.iter().zip(a).zip(b).zip(c).zip(carry) {
-        *c = *x as i8;
-        let rest = (x - i32::from(*c)) >> 8;
-        *b = rest as i8;
-        let rest = (rest - i32::from(*b)) >> 8;
-        let top = rest.min(127);
-        *a = top as i8;
-        *carry = (rest - top) as i8;
+fn byte_factors(x: &[i32; COLUMNS], out: &mut Factors) {
+    let mut bytes = [[0; COLUMNS]; 2];
+    let [a, b] = &mut bytes;
+    for ((x, a), b) in x.iter().zip(a).zip(b) {
+        *a = *x as u8;
+        *b = ((x + 128) >> 8) as u8;
     }
-    for (limb, plane) in limbs.iter().enumerate() {
-        for (words, bytes) in out.words.iter_mut().zip(plane.as_chunks::<4>().0) {
-            words[limb] = u32::from_le_bytes(bytes.map(|byte| byte as u8));
-        }
+    let [a, b] = &bytes;
+    let bytes = a.as_chunks().0.iter().zip(b.as_chunks().0);
+    for (words, (a, b)) in out.words.iter_mut().zip(bytes) {
+        *words = [u32::from_le_bytes(*a), u32::from_le_bytes(*b)];
     }
-    out.has_carry = limbs[3].iter().any(|carry| *carry != 0);
-    limbs
 }
 
 #[inline(always)]
@@ -377,8 +351,7 @@ impl Isa for Plain {
     }
 
     type Words = [Word; 8];
-    // With `hi` and with `lo` of [`pair_limbs`].
-    type Sums = [[i32; 8]; 2];
+    type Sums = [i32; 8];
 
     #[inline(always)]
     fn no_words() -> [Word; 8] {
@@ -432,8 +405,8 @@ impl Isa for Plain {
     }
 
     #[inline(always)]
-    fn limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
-        pair_limbs(x, out);
+    fn factors(x: &[i32; COLUMNS], out: &mut Factors) {
+        pair_factors(x, out);
     }
 
     #[inline(always)]
@@ -452,30 +425,23 @@ impl Isa for Plain {
     }
 
     #[inline(always)]
-    fn start(_: &[i32; 3]) -> Self::Sums {
-        [[0; 8]; 2]
+    fn start(_: i32) -> [i32; 8] {
+        [0; 8]
     }
 
     #[inline(always)]
-    fn dot(q: [Word; 8], x: &[Word; 4], mut sums: Self::Sums) -> Self::Sums {
-        let x = x.map(unpair);
-        for (sums, [even, odd]) in sums.iter_mut().zip([[x[0], x[1]], [x[2], x[3]]]) {
-            for (sum, q) in sums.iter_mut().zip(q) {
-                let q = q.to_le_bytes().map(|q| i32::from(q as i8));
-                *sum += q[0] * even[0] + q[1] * odd[0] + q[2] * even[1] + q[3] * odd[1];
-            }
+    fn dot(q: [Word; 8], x: &[Word; 2], mut sums: [i32; 8]) -> [i32; 8] {
+        let [even, odd] = x.map(unpair);
+        for (sum, q) in sums.iter_mut().zip(q) {
+            let q = q.to_le_bytes().map(|q| i32::from(q as i8));
+            *sum += q[0] * even[0] + q[1] * odd[0] + q[2] * even[1] + q[3] * odd[1];
         }
         sums
     }
 
     #[inline(always)]
-    fn dot_carry(_: [Word; 8], _: &[Word; 4], sums: Self::Sums) -> Self::Sums {
-        sums
-    }
-
-    #[inline(always)]
-    fn rounded([hi, lo]: Self::Sums, _: bool) -> [f32; 8] {
-        std::array::from_fn(|j| (hi[j] as f32).mul_add(4096.0, lo[j] as f32))
+    fn whole(sums: [i32; 8]) -> [Word; 8] {
+        sums.map(|sum| sum as Word)
     }
 
     #[inline(always)]

@@ -7,6 +7,7 @@ use crate::backend::{Kind, ROUND_ROWS};
 use crate::pages::format::{self, Content, Identity};
 use crate::pages::store::{write_whole, Store};
 use crate::pages::{BlockManager, Counts, Salt, Sequence, Span};
+use crate::plan::ARITHMETIC;
 
 const N_SLOTS: usize = 3;
 const N_PAGES: usize = 8;
@@ -63,6 +64,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn identity(state_bytes: usize) -> Identity {
     Identity {
+        arithmetic: ARITHMETIC,
         model: [7; 32],
         kv_type: "i16",
         layout: "tokens",
@@ -93,6 +95,7 @@ struct Machine {
     folder: Option<Folder>,
     host_bytes: usize,
     state_bytes: usize,
+    arithmetic: u32,
     counts: Arc<Counts>,
     backend: Writes,
     pool: BlockManager,
@@ -114,6 +117,7 @@ impl Machine {
             folder: stores.then(Folder::new),
             host_bytes,
             state_bytes,
+            arithmetic: ARITHMETIC,
             counts: Arc::default(),
             backend,
             pool,
@@ -128,7 +132,10 @@ impl Machine {
         self.backend.held = Default::default();
         self.counts = Arc::default();
         let store = self.folder.as_ref().map(|folder| {
-            let identity = identity(self.state_bytes);
+            let identity = Identity {
+                arithmetic: self.arithmetic,
+                ..identity(self.state_bytes)
+            };
             Store::open(&folder.0, 1 << 20, identity, self.counts.clone()).unwrap()
         });
         let pool = BlockManager::new(self.backend.limits(), true, Arc::default());
@@ -474,6 +481,22 @@ fn a_page_in_a_file_is_that_of_all_tokens_before_it() {
 }
 
 #[test]
+fn what_another_arithmetic_computed_is_not_read() {
+    let mut machine = Machine::new(true, 4096, 256);
+    let tokens = prompt(0, 0, 130);
+    assert_eq!(machine.read_and_restart(tokens.clone()), 0);
+    machine.arithmetic -= 1;
+    machine.restart();
+    assert_eq!(machine.read_and_restart(tokens.clone()), 0);
+    // Nor is it taken away.
+    for arithmetic in [ARITHMETIC - 1, ARITHMETIC] {
+        machine.arithmetic = arithmetic;
+        machine.restart();
+        assert_eq!(machine.read_and_restart(tokens.clone()), 128);
+    }
+}
+
+#[test]
 fn who_finds_its_window_gone_begins_anew() {
     // A window of one page: behind two pages it is in the second and the third.
     let writes = Writes::new(N_SLOTS, N_PAGES, 0).seeing(64, 64);
@@ -512,6 +535,17 @@ fn a_file_that_does_not_fit_says_what_does_not() {
         let refusal = format::read(&path, identity, most).unwrap_err();
         format!("{}; {}", refusal.reason, refusal.remedy)
     };
+    let text = refused(
+        &Identity {
+            arithmetic: ARITHMETIC + 1,
+            ..ours.clone()
+        },
+        100,
+    );
+    assert!(
+        text.contains(&format!("of arithmetic {ARITHMETIC}, and this")),
+        "{text}"
+    );
     let text = refused(
         &Identity {
             kv_type: "f32",

@@ -5,7 +5,9 @@ use std::arch::asm;
 
 use bytemuck::cast;
 
-use super::{byte_limbs, pair_limbs, Arithmetic, Group, Isa, Limbs, Word, Words, COLUMNS, LANES};
+use super::{
+    byte_factors, pair_factors, Arithmetic, Factors, Group, Isa, Word, Words, COLUMNS, LANES,
+};
 
 // The first lane of a register is the first in memory.
 const _: () = assert!(cfg!(target_endian = "little"));
@@ -143,7 +145,7 @@ impl<const DOT: bool> Isa for Neon<DOT> {
     const STRIPS: usize = 8;
     // Of 32 registers: 24 accumulators, 6 of x, 1 of w.
     const COLUMNS: usize = 6;
-    // 18 or 12 accumulators, 6 of x, 1 or 2 of w.
+    // 12 or 6 accumulators, 6 of x, 1 or 2 of w.
     const INT_COLUMNS: usize = 6;
 
     #[inline(always)]
@@ -213,8 +215,8 @@ impl<const DOT: bool> Isa for Neon<DOT> {
     }
 
     type Words = uint32x4_t;
-    // Of bytes `a`, `b`, `c`; of 16 bits `hi`, `lo`.
-    type Sums = [int32x4_t; 3];
+    // Of bytes those with the lower and the upper ones of x; of 16 bits the first.
+    type Sums = [int32x4_t; 2];
 
     #[inline(always)]
     fn no_words() -> uint32x4_t {
@@ -276,11 +278,11 @@ impl<const DOT: bool> Isa for Neon<DOT> {
     }
 
     #[inline(always)]
-    fn limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
+    fn factors(x: &[i32; COLUMNS], out: &mut Factors) {
         if DOT {
-            byte_limbs(x, out);
+            byte_factors(x, out);
         } else {
-            pair_limbs(x, out);
+            pair_factors(x, out);
         }
     }
 
@@ -306,69 +308,35 @@ impl<const DOT: bool> Isa for Neon<DOT> {
     }
 
     #[inline(always)]
-    fn start(_: &[i32; 3]) -> Self::Sums {
-        cast([0i32; 12])
+    fn start(_: i32) -> Self::Sums {
+        cast([0i32; 8])
     }
 
     #[inline(always)]
-    fn dot(q: uint32x4_t, x: &[Word; 4], [a, b, c]: Self::Sums) -> Self::Sums {
-        if DOT {
-            let x = cast(*x);
-            // SAFETY: only for processors with the dot products where the flag is set.
-            unsafe {
-                [
-                    dot_bytes::<0>(a, q, x),
-                    dot_bytes::<1>(b, q, x),
-                    dot_bytes::<2>(c, q, x),
-                ]
-            }
-        } else {
-            // The columns of x stand as [`pair_limbs`] puts them: 0, 2, 1, 3.
-            let x = cast(*x);
-            // SAFETY: as above.
-            unsafe {
-                let q = vreinterpretq_s8_u32(q);
-                let (q01, q23) = (vmovl_s8(vget_low_s8(q)), vmovl_high_s8(q));
-                let hi = vmlal_laneq_s16::<0>(a, vget_low_s16(q01), x);
-                let hi = vmlal_high_laneq_s16::<2>(hi, q01, x);
-                let hi = vmlal_laneq_s16::<1>(hi, vget_low_s16(q23), x);
-                let hi = vmlal_high_laneq_s16::<3>(hi, q23, x);
-                let lo = vmlal_laneq_s16::<4>(b, vget_low_s16(q01), x);
-                let lo = vmlal_high_laneq_s16::<6>(lo, q01, x);
-                let lo = vmlal_laneq_s16::<5>(lo, vget_low_s16(q23), x);
-                let lo = vmlal_high_laneq_s16::<7>(lo, q23, x);
-                [hi, lo, c]
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn dot_carry(q: uint32x4_t, x: &[Word; 4], [a, b, c]: Self::Sums) -> Self::Sums {
-        if DOT {
-            // SAFETY: as in `dot`.
-            let a = unsafe { dot_bytes::<3>(a, q, cast(*x)) };
-            [a, b, c]
-        } else {
-            [a, b, c]
-        }
-    }
-
-    #[inline(always)]
-    fn rounded([a, b, c]: Self::Sums, is_narrow: bool) -> float32x4_t {
-        // SAFETY: as above.
+    fn dot(q: uint32x4_t, x: &[Word; 2], [a, b]: Self::Sums) -> Self::Sums {
+        // SAFETY: as above; the dot products only where the flag is set.
         unsafe {
-            let (high, low, unit) = if DOT {
-                let low = vaddq_s32(vshlq_n_s32::<8>(b), c);
-                if is_narrow {
-                    (a, low, 65536.0)
-                } else {
-                    let high = vsraq_n_s32::<12>(vshlq_n_s32::<4>(a), low);
-                    (high, vandq_s32(low, vdupq_n_s32(4095)), 4096.0)
-                }
-            } else {
-                (a, b, 4096.0)
-            };
-            vfmaq_f32(vcvtq_f32_s32(low), vcvtq_f32_s32(high), vdupq_n_f32(unit))
+            let x = vcombine_u32(cast(*x), vdup_n_u32(0));
+            if DOT {
+                return [dot_bytes::<0>(a, q, x), dot_bytes::<1>(b, q, x)];
+            }
+            // The columns of x stand as [`pair_factors`] puts them: 0, 2, 1, 3.
+            let x = vreinterpretq_s16_u32(x);
+            let q = vreinterpretq_s8_u32(q);
+            let (q01, q23) = (vmovl_s8(vget_low_s8(q)), vmovl_high_s8(q));
+            let sum = vmlal_laneq_s16::<0>(a, vget_low_s16(q01), x);
+            let sum = vmlal_high_laneq_s16::<2>(sum, q01, x);
+            let sum = vmlal_laneq_s16::<1>(sum, vget_low_s16(q23), x);
+            [vmlal_high_laneq_s16::<3>(sum, q23, x), b]
         }
+    }
+
+    #[inline(always)]
+    fn whole([a, b]: Self::Sums) -> uint32x4_t {
+        if !DOT {
+            return cast(a);
+        }
+        // SAFETY: as above.
+        cast(unsafe { vaddq_s32(a, vshlq_n_s32::<8>(b)) })
     }
 }

@@ -3,9 +3,9 @@
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-use super::{byte_limbs, fold_8, pair_limbs, Arithmetic, Group, Isa, Limbs, Word, Words};
+use super::{byte_factors, fold_8, pair_factors, Arithmetic, Factors, Group, Isa, Word, Words};
 use super::{COLUMNS, LANES};
-use crate::quant::{four, SUBS};
+use crate::quant::four;
 
 /// The hardware's conversion: as [`crate::quant::Plain`]'s, but a signalling NaN becomes quiet.
 #[inline(always)]
@@ -22,34 +22,6 @@ fn prefetch(bytes: &[u8]) {
     for line in bytes.chunks(LINE) {
         // SAFETY: SSE is part of every x86-64; a prefetch reads nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
-    }
-}
-
-/// What is added to weights: multiply-adds of bytes take them without sign. The sums start from
-/// the products with as much less.
-const BIAS: i32 = 128;
-
-const NO_BYTES: [i8; COLUMNS] = [0; COLUMNS];
-
-/// [`byte_limbs`], and what the sums start from.
-#[inline(always)]
-fn biased_limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
-    let [a, b, c, carry] = &byte_limbs(x, out);
-    let (starts, starts_32) = out.starts.split_at_mut(SUBS);
-    for (limb, planes) in [[a, carry], [b, &NO_BYTES], [c, &NO_BYTES]]
-        .into_iter()
-        .enumerate()
-    {
-        for (i, start) in starts.iter_mut().enumerate() {
-            let sum = |plane: &[i8; COLUMNS]| {
-                let bytes = plane[16 * i..16 * i + 16].iter();
-                bytes.map(|byte| i32::from(*byte)).sum::<i32>()
-            };
-            start[limb] = -BIAS * (sum(planes[0]) + sum(planes[1]));
-        }
-    }
-    for (start, [first, second]) in starts_32.iter_mut().zip(starts.as_chunks().0) {
-        *start = std::array::from_fn(|limb| first[limb] + second[limb]);
     }
 }
 
@@ -251,8 +223,8 @@ macro_rules! set {
             }
 
             type Words = Integers;
-            // Of bytes `a`, `b`, `c`; of 16 bits `hi`, `lo`.
-            type Sums = [Integers; 3];
+            // Of bytes those with the lower and the upper ones of x; of 16 bits the first.
+            type Sums = [Integers; 2];
 
             #[inline(always)]
             fn no_words() -> Integers {
@@ -310,11 +282,11 @@ macro_rules! set {
             }
 
             #[inline(always)]
-            fn limbs(x: &[i32; COLUMNS], out: &mut Limbs) {
+            fn factors(x: &[i32; COLUMNS], out: &mut Factors) {
                 if VNNI {
-                    biased_limbs(x, out);
+                    byte_factors(x, out);
                 } else {
-                    pair_limbs(x, out);
+                    pair_factors(x, out);
                 }
             }
 
@@ -335,84 +307,42 @@ macro_rules! set {
                 }
             }
 
+            // Multiply-adds of bytes take weights without sign.
+            const BIAS: i32 = if VNNI { 128 } else { 0 };
+
             #[inline(always)]
             fn weights(q: Integers) -> Integers {
-                if VNNI {
-                    q.xor(four(BIAS as u8))
-                } else {
-                    q
-                }
+                q.xor(four(Self::BIAS as u8))
             }
 
             #[inline(always)]
-            fn start(starts: &[i32; 3]) -> Self::Sums {
-                // SAFETY: as above.
-                unsafe {
-                    if VNNI {
-                        [
-                            set1_epi32(starts[0]),
-                            set1_epi32(starts[1]),
-                            set1_epi32(starts[2]),
-                        ]
-                    } else {
-                        [zero_integers(); 3]
-                    }
-                }
+            fn start(start: i32) -> Self::Sums {
+                [Self::word(start as Word), Self::no_words()]
             }
 
             #[inline(always)]
-            fn dot(q: Integers, x: &[Word; 4], [a, b, c]: Self::Sums) -> Self::Sums {
+            fn dot(q: Integers, x: &[Word; 2], [a, b]: Self::Sums) -> Self::Sums {
                 if VNNI {
-                    // SAFETY: as above, and only for processors with AVX-VNNI where the flag is set.
-                    unsafe {
+                    // SAFETY: as above, and only for processors with VNNI where the flag is set.
+                    return unsafe {
                         [
                             dpbusd(a, q, Self::word(x[0])),
                             dpbusd(b, q, Self::word(x[1])),
-                            dpbusd(c, q, Self::word(x[2])),
                         ]
-                    }
-                } else {
-                    let (even, odd) = pairs(q);
-                    let hi = Self::dot_pairs(even, Self::word(x[0]), a);
-                    let lo = Self::dot_pairs(even, Self::word(x[2]), b);
-                    [
-                        Self::dot_pairs(odd, Self::word(x[1]), hi),
-                        Self::dot_pairs(odd, Self::word(x[3]), lo),
-                        c,
-                    ]
-                }
-            }
-
-            #[inline(always)]
-            fn dot_carry(q: Integers, x: &[Word; 4], [a, b, c]: Self::Sums) -> Self::Sums {
-                if VNNI {
-                    // SAFETY: as in `dot`.
-                    let a = unsafe { dpbusd(a, q, Self::word(x[3])) };
-                    [a, b, c]
-                } else {
-                    [a, b, c]
-                }
-            }
-
-            #[inline(always)]
-            fn rounded([a, b, c]: Self::Sums, is_narrow: bool) -> Floats {
-                // SAFETY: as above.
-                unsafe {
-                    let (high, low, unit) = if VNNI {
-                        let low = add_epi32(slli_epi32::<8>(b), c);
-                        if is_narrow {
-                            (a, low, 65536.0)
-                        } else {
-                            let high = slli_epi32::<4>(a);
-                            let high = add_epi32(high, srai_epi32::<12>(low));
-                            let low = and(low, set1_epi32(4095));
-                            (high, low, 4096.0)
-                        }
-                    } else {
-                        (a, b, 4096.0)
                     };
-                    let (high, low) = (cvtepi32_ps(high), cvtepi32_ps(low));
-                    fmadd_ps(high, set1_ps(unit), low)
+                }
+                let (even, odd) = pairs(q);
+                let a = dot_pairs::<VNNI>(a, even, Self::word(x[0]));
+                [dot_pairs::<VNNI>(a, odd, Self::word(x[1])), b]
+            }
+
+            #[inline(always)]
+            fn whole([a, b]: Self::Sums) -> Integers {
+                if VNNI {
+                    // SAFETY: as above.
+                    unsafe { add_epi32(a, slli_epi32::<8>(b)) }
+                } else {
+                    a
                 }
             }
         }
@@ -439,10 +369,10 @@ mod avx2 {
 
     use super::*;
 
-    // Of 16 registers: 12 accumulators, 3 of x, 1 of w; of integers 12, 1 of x, 2 of w.
+    // Of 16 registers: 12 accumulators, 3 of x, 1 of w; of integers 12 or 8, 1 of x, 1 or 2 of w.
     const COLUMNS_OF_FLOATS: usize = 3;
-    const COLUMNS_OF_BYTES: usize = 4;
-    const COLUMNS_OF_PAIRS: usize = 6;
+    const COLUMNS_OF_BYTES: usize = 6;
+    const COLUMNS_OF_PAIRS: usize = 8;
 
     /// # Safety
     /// There is a word at each place.
@@ -505,10 +435,10 @@ mod avx512 {
 
     use super::*;
 
-    // Of 32 registers: 24 accumulators, 6 of x, 1 of w; of integers 18 or 12, 6 chains, 1 or 2 of w.
+    // Of 32 registers: 24 accumulators, 6 of x, 1 of w; of integers 16 or 8, 8 chains, 1 or 2 of w.
     const COLUMNS_OF_FLOATS: usize = 6;
-    const COLUMNS_OF_BYTES: usize = 6;
-    const COLUMNS_OF_PAIRS: usize = 6;
+    const COLUMNS_OF_BYTES: usize = 8;
+    const COLUMNS_OF_PAIRS: usize = 8;
 
     /// # Safety
     /// There is a word at each place.
@@ -550,8 +480,9 @@ mod avx512 {
     fn every_fourth(load: impl Fn(usize) -> __m128i) -> Integers {
         // SAFETY: this code is inlined into functions compiled for the set only.
         unsafe {
-            let two = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(load(0)), load(1));
-            _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(two, load(2)), load(3))
+            let pair =
+                |i| _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(load(i)), load(i + 1));
+            _mm512_inserti64x4::<1>(_mm512_castsi256_si512(pair(0)), pair(2))
         }
     }
 

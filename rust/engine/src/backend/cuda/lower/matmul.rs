@@ -62,8 +62,11 @@ const SPLIT_THREADS: u32 = 256;
 
 /// Rows up to which a product's columns may be split over blocks, and rows of weights up to which they
 /// are: more fill a card anyway.
-const MOST_SPLIT_ROWS: usize = 64;
+const MOST_SPLIT_ROWS: usize = 256;
 const MOST_SPLIT_OUT: usize = 8192;
+
+/// Tiles of x whose products take as long as a tile of weights is taken apart.
+const TAKEN_APART: usize = 4;
 
 /// The blocks that fit every card.
 const SMALLEST: Block = [2, 1, 1, 1, 1];
@@ -90,7 +93,8 @@ impl ProductBytes {
     pub fn new(plan: &Plan, fused: &[FusedOp], rows: usize) -> Self {
         let mut bytes = Self::default();
         // Of the shapes with the most rows of each.
-        let rows = rows.next_multiple_of(MOST_SPLIT_ROWS);
+        let split_rows = rows.next_multiple_of(MOST_BLOCK_X).min(MOST_SPLIT_ROWS);
+        let rows = rows.next_multiple_of(MOST_BLOCK_X);
         for FusedOp { op, .. } in fused {
             let Fused::MatVec(ProductOp { experts, parts, .. }) = op else {
                 continue;
@@ -105,9 +109,10 @@ impl ProductBytes {
             let out = parts.iter().map(|part| plan.weight(part.weight).n_out);
             if experts.is_none() && out.clone().sum::<usize>() <= MOST_SPLIT_OUT {
                 let padded: usize = out.map(most_padded).sum();
-                let sums = n_parts(n_in) * padded * MOST_SPLIT_ROWS * 4;
+                let sums = n_parts(n_in) * padded * split_rows * 4;
                 bytes.sums = bytes.sums.max(sums);
-                bytes.tickets = bytes.tickets.max(padded.div_ceil(TILE_ROWS) * 4);
+                let tickets = padded.div_ceil(TILE_ROWS) * split_rows.div_ceil(MOST_BLOCK_X) * 4;
+                bytes.tickets = bytes.tickets.max(tickets);
             }
         }
         bytes
@@ -236,9 +241,11 @@ impl Tiles {
         self.groups(tiles) * self.x_blocks(m) * self.splits
     }
 
-    /// Tiles of weights times tiles of x that the SM with the most blocks multiplies, in parts of a row.
+    /// What the SM with the most blocks has to do, in tiles of weights times tiles of x and parts of a row: to
+    /// take a tile of weights apart is as much as to multiply it with some of x.
     fn work_of_busiest(&self, m: usize, tiles: &[usize], sms: usize) -> usize {
-        let block = self.block_tiles() * self.block_x() * MOST_PARTS / self.splits;
+        let x = self.warps_n * (self.n_tiles + TAKEN_APART);
+        let block = self.block_tiles() * x * MOST_PARTS / self.splits;
         self.all_blocks(m, tiles).div_ceil(sms) * block
     }
 
@@ -447,7 +454,9 @@ mod tests {
         let cards = [8, 36, 84, 132].map(|sms| DeviceInfo::of_arch("sm_90", sms).unwrap());
         let cases = cards.iter().flat_map(|card| outs.map(|outs| (card, outs)));
         let mut uneven = 0;
-        for ((card, outs), m) in cases.flat_map(|case| (2..=64).map(move |m| (case, m))) {
+        for ((card, outs), m) in
+            cases.flat_map(|case| (2..=MOST_SPLIT_ROWS).map(move |m| (case, m)))
+        {
             let tiles = outs.map(|n: usize| n.div_ceil(TILE_ROWS));
             let (shape, _) = fit(m, 2048, ty, &tiles, card);
             let (groups, x_blocks) = (shape.groups(&tiles), shape.x_blocks(m));
@@ -456,7 +465,8 @@ mod tests {
             if shape.splits > 1 {
                 assert!(groups * block <= padded, "{outs:?} {m}: {shape:?}");
                 assert!(x_blocks * shape.block_x() * X_TILE_ROWS <= MOST_SPLIT_ROWS);
-                assert!(groups * x_blocks <= padded.div_ceil(TILE_ROWS), "{shape:?}");
+                let tickets = padded.div_ceil(TILE_ROWS) * m.div_ceil(MOST_BLOCK_X);
+                assert!(groups * x_blocks <= tickets, "{shape:?}");
                 uneven += usize::from(outs[0] % block != 0);
             }
         }

@@ -26,7 +26,7 @@ constants! {
     #[derive(Copy, Eq, Default)]
     struct Tiles {
         n_in: int,
-        /// Sums of a superblock of x for minimums: there is room for eight where no type has any.
+        /// Sums of a superblock of x for minimums.
         minimums: int,
         /// Warps that share a row; and groups of them, each with tiles of its own.
         warps_k: uint32_t, warps_r: uint32_t,
@@ -39,8 +39,8 @@ constants! {
         holds_columns: bool,
         /// Superblocks of the rows of x, behind each other: of all experts, where a block sums up what they give.
         n_sb: usize,
-        /// Forms of x, and bytes of the largest tile.
-        forms: usize, stage: usize,
+        /// Bytes of a superblock of x, and of the largest tile.
+        x_sb: usize, stage: usize,
         /// Of the product, and the multiprocessors that share them.
         tiles: usize, sms: usize,
     }
@@ -54,16 +54,12 @@ constants! {
     }
 }
 
-/// Bytes of a superblock of x in shared memory, as the kernel lays it out, in so many forms and with so many
-/// sums for minimums.
-const fn x_sb_bytes(forms: usize, minimums: usize) -> usize {
-    forms * 8 * (2 * 64 + 16) + minimums / 8 * 64 + 32 + 128
-}
-
-/// Forms of x that these types are multiplied with: float16, bytes.
-fn forms(types: &[&QuantType]) -> usize {
-    let any = |in_bytes| types.iter().any(|t| t.kernel.in_bytes == in_bytes);
-    usize::from(any(false)) + usize::from(any(true))
+/// Bytes of a superblock of x in shared memory that products with these types read, as the kernel lays it out.
+fn x_sb_bytes(types: &[&QuantType]) -> usize {
+    let is_read = |in_bytes| types.iter().any(|t| t.kernel.in_bytes == in_bytes);
+    let halves = if is_read(false) { (4 * 3 + 2) * 64 } else { 0 };
+    let bytes = if is_read(true) { 9 * 64 + 16 + 32 } else { 0 };
+    halves + bytes + 4 * minimums(types) + 32 + 64
 }
 
 /// Shared memory beside the dynamic and beside what its shape says: a place, a ticket, and the room to
@@ -71,7 +67,7 @@ fn forms(types: &[&QuantType]) -> usize {
 const OTHER_STATIC_BYTES: usize = 128;
 
 /// Bytes of the sums of a superblock of a tile.
-const P_SB_BYTES: usize = (4 * TILE_ROWS + 4) * 4;
+const P_SB_BYTES: usize = (TILE_ROWS + 4) * 4;
 
 impl Tiles {
     /// The same with so many tiles between two barriers, and so many in flight.
@@ -132,9 +128,9 @@ impl Tiles {
     ) -> Self {
         Self {
             n_in,
-            minimums: minimums(types).max(8),
+            minimums: minimums(types),
             n_sb: superblocks(n_in) * chained,
-            forms: forms(types),
+            x_sb: x_sb_bytes(types),
             stage: largest_tile(types),
             tiles,
             sms,
@@ -148,7 +144,7 @@ impl Tiles {
 
     /// Dynamic shared memory, as the kernel lays it out.
     fn bytes(&self) -> usize {
-        let x = self.n_sb.div_ceil(self.warps_k) * x_sb_bytes(self.forms, self.minimums);
+        let x = self.n_sb.div_ceil(self.warps_k) * self.x_sb;
         let warps = self.warps_k * self.warps_r * (self.ring * self.stage + x);
         let sums = self.sets * self.warps_r * self.round * self.n_sb * P_SB_BYTES;
         warps + 2 * self.n_sb * 4 + sums

@@ -57,9 +57,12 @@ impl Group for Segments {
     }
 }
 
-/// Sums of a superblock of x that the minimums of these types are multiplied with: as many as the type
-/// with the most has minimums. The others take theirs with the sums of halves.
+/// Minimums of a superblock, of all types that share theirs together.
+pub const MOST_MINIMUMS: usize = 8 + 16;
+
+/// Sums of a superblock of x that the minimums of these types are multiplied with: of each number of
+/// sub-blocks its own.
 pub fn minimums(types: &[&QuantType]) -> usize {
-    let each = types.iter().map(|t| t.shared_minimums());
-    each.max().unwrap_or(0)
+    let has = |n| types.iter().any(|t| t.shared_minimums() == n);
+    [8, 16].into_iter().filter(|n| has(*n)).sum()
 }

@@ -64,8 +64,8 @@ numbers! {
         /// Per cent of shared memory that a block takes.
         shared,
         /// Warps of up to four rows, and their `ahead`, where 96 registers a thread are enough: not for several
-        /// matrices of so many bits a weight.
-        packed_warps, packed_ahead, wide_bits,
+        /// matrices of so many bits a weight, nor for eight bits.
+        more_warps, more_ahead, wide_bits,
         /// Warps of five to eight rows on cards without wgmma, where the compiler takes more registers.
         few_warps,
         /// Warps with two tiles each, of so many bits a weight at least: what is read of x serves both.

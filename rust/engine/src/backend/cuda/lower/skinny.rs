@@ -28,6 +28,8 @@ constants! {
     #[derive(Copy, Eq, Default)]
     struct Tiles {
         n_in: int,
+        /// Rows of x, at most.
+        rows: uint32_t,
         /// Tiles of weights that a warp multiplies at once, a group; and of x.
         w_tiles: int, n_tiles: int,
         warps: uint32_t,
@@ -60,8 +62,8 @@ pub const MOST_ROWS: usize = X_TILE_ROWS;
 const CLUSTER: usize = MOST_PARTS;
 const _: () = assert!(CLUSTER == MOST_CLUSTER && CLUSTER == TILE_ROWS / 2);
 
-/// Rows both of whose limbs are columns of one product.
-const PACKED_ROWS: usize = X_TILE_ROWS / 2;
+/// Rows up to which a block has more warps.
+const FEW_ROWS: usize = X_TILE_ROWS / 2;
 
 /// Tiles of weights a warp for five to eight rows, where a cluster has more tiles than warps.
 const PAIR: usize = 2;
@@ -104,14 +106,12 @@ impl Tiles {
         let fit = |warps, w_tiles, ahead| {
             let of = Self {
                 n_in,
+                rows: m.next_multiple_of(FEW_ROWS),
                 w_tiles,
                 n_tiles: 1,
                 warps,
                 ahead,
-                tile: match m {
-                    ..=PACKED_ROWS => XTile::packed(types),
-                    _ => XTile::new(types, false),
-                },
+                tile: XTile::new(types, false),
                 clusters,
                 stage: w_tiles * largest_tile(types),
                 tiles: all,
@@ -119,7 +119,7 @@ impl Tiles {
             };
             let most_round = |s: &Self| {
                 let most = all.div_ceil(clusters * warps * w_tiles);
-                most.clamp(1, 32 / (s.tile.rows() * w_tiles))
+                most.clamp(1, 32 / (s.rows * w_tiles))
             };
             // Where that is too little, all there is.
             let all = card.shared_bytes - STATIC_BYTES;
@@ -132,11 +132,11 @@ impl Tiles {
         };
         let bytes = |bits: usize| TILE_ROWS * TILE_COLS * bits / 8;
         let are_of = |bits| types.iter().all(|ty| ty.kernel.tile_bytes >= bytes(bits));
-        if m <= PACKED_ROWS {
-            let are_wide = types.len() > 1 && are_of(table.wide_bits);
+        if m <= FEW_ROWS {
+            let are_wide = are_of(8) || (types.len() > 1 && are_of(table.wide_bits));
             let has_more = card.has_warpgroups() && !are_wide;
             // Rows so long that shared memory is too little for more have fewer.
-            let more = || fit(table.packed_warps, 1, table.packed_ahead);
+            let more = || fit(table.more_warps, 1, table.more_ahead);
             let more = has_more.then(more).flatten();
             return more.or_else(|| fit(table.warps, 1, table.ahead));
         }
@@ -162,8 +162,8 @@ impl Tiles {
     fn bytes(&self) -> usize {
         let n_sb = superblocks(self.n_in);
         let x = longest_part(n_sb) * self.tile.bytes();
-        let squares = n_sb * self.tile.rows() * 4;
-        let sums = MOST_PARTS * self.round_tiles() * 2 * self.tile.rows() * 4;
+        let squares = n_sb * self.rows * 4;
+        let sums = MOST_PARTS * self.round_tiles() * 2 * self.rows * 4;
         self.warps * self.ring * self.stage + x + squares + self.sets * (sums + BARRIER_BYTES)
     }
 
@@ -246,12 +246,12 @@ mod tests {
                             continue;
                         };
                         assert!(card.clusters > 0 && n_in > 1792, "{shape:?}");
-                        assert!(shape.tile.rows() >= m, "{shape:?}");
                         assert!((1..=tiles).contains(&shape.clusters), "{shape:?}");
                         let bytes = shape.bytes() + STATIC_BYTES;
                         assert!(bytes <= card.shared_bytes, "{ty:?} {n_in}: {shape:?}");
                         // A thread ends one pair of rows a round.
-                        let pairs = shape.round_tiles() * shape.tile.rows();
+                        assert!(shape.rows >= m, "{shape:?}");
+                        let pairs = shape.round_tiles() * shape.rows;
                         assert!(
                             pairs <= shape.threads() && shape.ring >= shape.ahead,
                             "{shape:?}"
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(shape(six, 8, 4096, &[8016]), pairs);
         assert_eq!(
             shape(four, 4, 4096, &[256, 64, 64]),
-            Some((table.packed_warps, 1))
+            Some((table.more_warps, 1))
         );
         assert_eq!(shape(four, 8, 2048, &[128]), ones);
         assert_eq!(shape(four, 8, 4096, &[257, 64, 64]), ones);
@@ -296,12 +296,12 @@ mod tests {
             let tiles = vec![256; types.len()];
             Tiles::new(&table, 4, n_in, &types, &tiles, &card).map(|s| (s.warps, s.ahead))
         };
-        let more = Some((table.packed_warps, table.packed_ahead));
+        let more = Some((table.more_warps, table.more_ahead));
         let fewer = Some((table.warps, table.ahead));
         let (four, six, eight) = (TILE / 2, 3 * TILE / 4, TILE);
         assert_eq!(warps("sm_90", 4096, &[four, four, six]), more);
         assert_eq!(warps("sm_90", 4096, &[six]), more);
-        assert_eq!(warps("sm_90", 14336, &[eight]), more);
+        assert_eq!(warps("sm_90", 14336, &[eight]), fewer);
         assert_eq!(warps("sm_90", 4096, &[six, six, six]), fewer);
         assert_eq!(warps("sm_90", 28672, &[eight]), fewer);
         assert_eq!(warps("sm_100", 4096, &[four]), fewer);
