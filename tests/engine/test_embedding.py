@@ -65,13 +65,15 @@ def test_vectors_are_those_of_an_independent_pass(tmp_path: Path, mix: str, pool
     path = write(tmp_path, EMBEDDING, mix, pooling)
     reference = Reference(path)
     wanted = [pooled(reference.hidden(ids), pooling) for ids in IDS]
-    # Keys and values as they are, and in the cache's default type.
+    # What is multiplied with integers keeps 11 bits; then keys and values as they are, and in the
+    # cache's default type.
+    of_products = 0.0 if mix == "F16" else 1e-3
     for kv_type, far in (("f32", 2e-6), ("i16", 2e-4)):
         with LLM(path, device="cpu", kv_type=kv_type) as llm:
             assert (llm.pooling, llm.n_embd) == (pooling, 256)
             found = llm.embed(IDS)
         assert (found.dtype, found.shape) == (np.float32, (len(IDS), 256))
-        assert np.abs(found - wanted).max() < far
+        assert np.abs(found - wanted).max() < max(far, of_products)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-6)
 
 
@@ -84,7 +86,8 @@ def test_any_model_embeds(tmp_path: Path, name: str) -> None:
         assert llm.pooling is None
         for pooling in ("last", "mean"):
             wanted = [pooled(reference.hidden(text), pooling) for text in ids]
-            assert np.abs(llm.embed(ids, pooling=pooling) - wanted).max() < 5e-6
+            # Products of Q8_0 keep 11 bits of what they multiply.
+            assert np.abs(llm.embed(ids, pooling=pooling) - wanted).max() < 2e-3
         # A file that says nothing: the state that has seen the whole text.
         assert (llm.embed(ids) == llm.embed(ids, pooling="last")).all()
 
