@@ -11,8 +11,8 @@
 // that none has leave at once.
 //
 // variant.cuh: WARPGROUPS, WARPS_R x WARPS_N warps, of W_TILES tiles of weights and N_TILES of x each,
-// RING, SPLITS, KEEPS_TOTAL (in registers), COPY_WEIGHTS (threads), MIN_BLOCKS, SHARED_BYTES, NORM, X_SUMS,
-// X_OFFSETS and what epilogue.cuh needs.
+// RING, SPLITS, COPY_WEIGHTS (threads), MIN_BLOCKS, SHARED_BYTES, NORM, X_SUMS, X_OFFSETS and what epilogue.cuh
+// needs.
 #include "epilogue.cuh"
 #include "norm.cuh"
 constexpr bool FEW_ROWS = false;
@@ -27,10 +27,9 @@ constexpr uint32_t ROWS = BLOCK_X * X_TILE_ROWS;
 constexpr uint32_t X_STAGE = BLOCK_X * XTile::BYTES;
 constexpr uint32_t STAGE = BLOCK_TILES * LARGEST_TILE + X_STAGE;
 // Sums of the parts that have ended, where one block has them all: touched once a part, they would only
-// keep registers from the loop, but where shared memory has no room for them.
-constexpr uint32_t TOTAL_BYTES = SPLITS > 1 || KEEPS_TOTAL ? 0 : THREADS * W_TILES * N_TILES * 16;
+// keep registers from the loop.
+constexpr uint32_t TOTAL_BYTES = SPLITS > 1 ? 0 : THREADS * W_TILES * N_TILES * 16;
 static_assert(SHARED_BYTES == RING * STAGE + TOTAL_BYTES, "stages of weights and x, and sums");
-static_assert(!KEEPS_TOTAL || SPLITS == 1, "one block has all parts");
 static_assert(RING >= 2, "one is copied while another is read");
 static_assert(!WARPGROUPS || (HAS_WARPGROUPS && W_TILES == 1 && WARPS_R % 4 == 0),
               "four warps have the same x");
@@ -174,12 +173,11 @@ struct RingSlot {
     RingSlot last() const { return stage == 0 ? RingSlot{RING - 1, phase ^ 1} : RingSlot{stage - 1, phase}; }
 };
 
-// What a block computes of one segment: its parts' sums, in memory, or those of all, in shared memory or
-// in `total`.
+// What a block computes of one segment: its parts' sums, in memory, or those of all, in shared memory.
 template <typename T>
 DEVICE void multiply(const Params& p, const Segment& segment, [[maybe_unused]] uint32_t expert,
                      uint32_t first, float* partial, float* norm_factors, uint64_t* filled,
-                     uint64_t* emptied, [[maybe_unused]] Sums& total) {
+                     uint64_t* emptied) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t warp_r = warp % WARPS_R, warp_n = WARPS_N > 1 ? warp / WARPS_R : 0;
     uint8_t* base = dynamic_shared<uint8_t>();
@@ -321,13 +319,6 @@ DEVICE void multiply(const Params& p, const Segment& segment, [[maybe_unused]] u
         for (int w = 0; w < W_TILES; w++) {
 #pragma unroll
             for (int n = 0; n < N_TILES; n++) {
-                if constexpr (KEEPS_TOTAL) {
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        total[w][n][e] = part > 0 ? add_rn(total[w][n][e], y[w][n][e]) : y[w][n][e];
-                    }
-                    continue;
-                }
                 const uint32_t own = (w * N_TILES + n) * THREADS + threadIdx.x;
                 float4 sum = make_float4(y[w][n][0], y[w][n][1], y[w][n][2], y[w][n][3]);
                 if constexpr (SPLITS > 1) {
@@ -370,19 +361,18 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
     const uint32_t block = blockIdx.x * gridDim.y + blockIdx.y;
     float* partial = p.partial + static_cast<uint64_t>(block) * THREADS * (sizeof(Sums) / 4);
 
-    Sums total = {};
     auto other = [&](auto type, uint32_t which) {
         using T = decltype(type);
         if constexpr (!SAME<T, Segment0>) {
             if (number == which) {
-                multiply<T>(p, segment, expert, first, partial, norm_factors, filled, emptied, total);
+                multiply<T>(p, segment, expert, first, partial, norm_factors, filled, emptied);
                 return true;
             }
         }
         return false;
     };
     if (!other(Segment1{}, 1) && !other(Segment2{}, 2) && !other(Segment3{}, 3)) {
-        multiply<Segment0>(p, segment, expert, first, partial, norm_factors, filled, emptied, total);
+        multiply<Segment0>(p, segment, expert, first, partial, norm_factors, filled, emptied);
     }
     delay_block();
     __syncthreads();
@@ -393,11 +383,11 @@ KERNEL_BOUNDS(matmul, Params, THREADS, MIN_BLOCKS) {
         __syncthreads();
         if (!last) return;
     }
+    Sums total;
 #pragma unroll
     for (int w = 0; w < W_TILES; w++) {
 #pragma unroll
         for (int n = 0; n < N_TILES; n++) {
-            if (KEEPS_TOTAL) continue;
             const uint32_t own = (w * N_TILES + n) * THREADS + threadIdx.x;
             float4 sum;
             if constexpr (SPLITS > 1) {

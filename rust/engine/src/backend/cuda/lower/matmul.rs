@@ -36,8 +36,6 @@ constants! {
     struct Tiles {
         /// Tiles of weights and of x a warp, and stages of them in flight.
         w_tiles: int, n_tiles: int, ring: int,
-        /// Whether sums of a row's parts are in registers, and not in shared memory.
-        keeps_total: bool,
         /// Warps side by side over rows of weights, and over rows of x.
         warps_r: uint32_t, warps_n: uint32_t,
         /// Over how many blocks the columns are split.
@@ -200,14 +198,7 @@ impl Tiles {
         };
         // The 128 registers of 16 warps are too few to add up parts from memory.
         let roomy = |s: &Self| s.threads() < 512 || s.splits == 1;
-        // Eight warps have registers for what does not fit.
-        let keeps = |s: Self| Self {
-            keeps_total: s.threads() <= 256 && s.splits == 1 && !fits(&s),
-            ..s
-        };
-        let shapes = blocks
-            .iter()
-            .map(|s| keeps(shape(by_warpgroups, s)).with(1, 2));
+        let shapes = blocks.iter().map(|s| shape(by_warpgroups, s));
         let best = shapes
             .filter(|s| roomy(s) && fits(s))
             .min_by_key(|s| s.work_of_busiest(m, of.tiles, sms));
@@ -296,7 +287,7 @@ impl Tiles {
     fn bytes(&self) -> usize {
         let (weights, x) = self.stage();
         let sums = self.threads() * self.w_tiles * self.n_tiles * 16;
-        let in_shared = self.splits == 1 && !self.keeps_total;
+        let in_shared = self.splits == 1;
         self.ring * (weights + x) + if in_shared { sums } else { 0 }
     }
 
@@ -438,10 +429,8 @@ mod tests {
         // An 8B's gate and up, down and output.
         assert_eq!([32, 33, 64].map(|m| rows(m, 4096, 1792)), [32, 64, 64]);
         assert_eq!([14336, 4096].map(|n_in| rows(64, n_in, 256)), [64, 32]);
-        // Where shared memory is short, sums of parts are in registers.
         let wide = integers.max_by_key(|t| largest_tile(&[t])).unwrap();
         let of = |ty| shape(512, 4096, 1792, ty);
-        assert_eq!([narrow, wide].map(|ty| of(ty).keeps_total), [false, true]);
         assert_eq!([narrow, wide].map(|ty| of(ty).block_x()), [8, 8]);
     }
 
