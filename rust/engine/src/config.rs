@@ -760,11 +760,13 @@ impl Config {
             |v| v.as_float() == Some(1.0),
         )?;
         let scale = 0.01..=100.0;
-        let attn_factor = match keys.float("rope.scaling.yarn_attn_factor", scale.clone())? {
-            Some(f) => f,
-            None => keys
-                .float("rope.scaling.attn_factor", scale)?
-                .unwrap_or(1.0),
+        // `attn_factor` multiplies YaRN's `1 + 0.1 ln(factor)`; `yarn_attn_factor` replaces it, as
+        // `attention_factor` does in transformers, and in older files of OLMo 3 `attn_factor` too.
+        let whole = keys.float("rope.scaling.yarn_attn_factor", scale.clone())?;
+        let named = keys.float("rope.scaling.attn_factor", scale)?;
+        let attn_factor = match whole.or(named.filter(|_| keys.arch == "olmo2")) {
+            Some(whole) => whole / (1.0 + 0.1 * factor.max(1.0).ln()),
+            None => named.unwrap_or(1.0),
         };
         let rotations = 1e-3..=1e4;
         let beta_fast = keys

@@ -12,7 +12,7 @@ const PERIOD: usize = 4;
 pub fn plan(config: &Config) -> Result<Plan> {
     let mut b = Builder::new(config);
     let c = config;
-    let global = b.rope_table(c.rope_dim, c.rope_base, &scaling(c))?;
+    let global = b.rope_table(c.rope_dim, c.rope_base, &c.rope_scaling)?;
     let local = match c.window {
         // Their positions are never far apart, so that they need no scaling.
         Some(_) => {
@@ -46,21 +46,4 @@ pub fn plan(config: &Config) -> Result<Plan> {
         b.add(delta, x);
     }
     b.logits(x)
-}
-
-/// Files of OLMo 3 name the whole of YaRN's factor, where they name one, not what `1 + 0.1 ln(factor)`
-/// is multiplied by.
-fn scaling(c: &Config) -> RopeScaling {
-    let mut scaling = c.rope_scaling.clone();
-    if let RopeScaling::Yarn {
-        factor,
-        attn_factor,
-        ..
-    } = &mut scaling
-    {
-        if *attn_factor != 1.0 {
-            *attn_factor /= 1.0 + 0.1 * factor.max(1.0).ln();
-        }
-    }
-    scaling
 }

@@ -356,7 +356,7 @@ fn rope_scaling_is_read_in_all_its_spellings() {
         kind("yarn"),
         factor(4.0),
         ("scaling.original_context_length", Value::U32(16)),
-        ("scaling.yarn_attn_factor", Value::F32(0.5)),
+        ("scaling.attn_factor", Value::F32(0.5)),
         ("scaling.yarn_ext_factor", Value::F32(1.0)),
         ("scaling.yarn_beta_fast", Value::F32(16.0)),
         ("scaling.yarn_beta_slow", Value::F32(2.0)),

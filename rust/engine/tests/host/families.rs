@@ -382,20 +382,26 @@ fn olmo_scales_the_angles_of_layers_that_see_all() {
 
 #[test]
 fn olmo_names_the_whole_of_yarns_factor() {
-    let scale = |arch: &str, named: Option<f32>| {
+    let scale = |arch: &str, named: Option<(&str, f32)>| {
         let mut w = tiny(arch);
         let key = |part: &str| format!("{arch}.rope.scaling.{part}");
         w.set(&key("type"), Value::String("yarn".to_owned()));
         w.set(&key("factor"), Value::F32(8.0));
-        if let Some(named) = named {
-            w.set(&key("attn_factor"), Value::F32(named));
+        if let Some((name, factor)) = named {
+            w.set(&key(name), Value::F32(factor));
         }
         arch::plan(&config(&w).unwrap()).unwrap().ropes[0].scale
     };
     let whole = 1.0 + 0.1 * f64::ln(8.0);
     assert_eq!(scale("olmo2", None), whole);
-    assert!((scale("olmo2", Some(1.25)) - 1.25).abs() < 1e-15);
-    assert_eq!(scale("llama", Some(1.25)), 1.25 * whole);
+    for (arch, name) in [
+        ("olmo2", "attn_factor"),
+        ("olmo2", "yarn_attn_factor"),
+        ("llama", "yarn_attn_factor"),
+    ] {
+        assert!((scale(arch, Some((name, 1.25))) - 1.25).abs() < 1e-15);
+    }
+    assert_eq!(scale("llama", Some(("attn_factor", 1.25))), 1.25 * whole);
 }
 
 #[test]
