@@ -397,6 +397,7 @@ class Engine:
         self,
         *,
         batch_size: int,
+        prompt: int | None,
         position: int,
         repeats: int,
         dot: str | os.PathLike[str] | None,

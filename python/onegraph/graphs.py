@@ -198,7 +198,7 @@ class KernelStamps:
 
 @dataclass(frozen=True)
 class GraphKernel:
-    """One kernel of a captured step."""
+    """One kernel of a captured step, or of a prompt's passes."""
 
     #: Its kind: the name in the source.
     kernel: str
@@ -210,6 +210,8 @@ class GraphKernel:
     bytes: int
     #: All bytes that it has to read and write: weights, keys and values, rows of activations.
     moved: int
+    #: Operations of products, attention and recurrences: two of a multiplication and its addition.
+    operations: int
     grid: tuple[int, int, int]
     #: Threads a block, and bytes of dynamic shared memory.
     block: int
@@ -220,22 +222,25 @@ class GraphKernel:
 
 @dataclass(frozen=True)
 class GraphProfile:
-    """What a captured decode step consists of, and how long its parts take by the card's clock."""
+    """What a captured decode step, or the passes of a prompt, consist of, and how long their parts
+    take by the card's clock."""
 
     device: str
-    kind: Literal["full", "piecewise"]
-    #: Rows of the step, and where in its sequence each row's token stands.
+    kind: Literal["full", "piecewise", "eager"]
+    #: Rows of the step; of a prompt 1, and its tokens, 0 of a step.
     batch_size: int
+    prompt: int
+    #: Tokens of each sequence before.
     position: int
     graphs: int
-    #: Of all graphs of the step.
+    #: Of all graphs.
     nodes: int
     edges: int
     #: Edges across which the successor may start early.
     programmatic_edges: int
-    #: Kernels of the step, whether in a graph or not.
+    #: Kernels, whether in a graph or not.
     launches: int
-    #: The step replayed, and launched kernel by kernel; microseconds.
+    #: All of it replayed, and launched kernel by kernel; microseconds.
     replay_us: float
     eager_us: float
     #: A kernel that does nothing, launched by itself: what of a kernel's time is its start and end.
@@ -243,13 +248,20 @@ class GraphProfile:
     boundary_us: float
     #: Gigabytes (1e9 bytes) a second that a kernel reads that does nothing else.
     read_peak_gb_s: float
-    #: In the order of the step.
+    #: 1e12 operations a second of a kernel that only multiplies float16.
+    multiply_peak_tflop_s: float
+    #: In their order.
     kernels: list[GraphKernel]
 
     @property
     def bytes(self) -> int:
-        """Bytes of weights that a step reads."""
+        """Bytes of weights that are read."""
         return sum(k.bytes for k in self.kernels)
+
+    @property
+    def operations(self) -> int:
+        """Operations of products, attention and recurrences."""
+        return sum(k.operations for k in self.kernels)
 
     @classmethod
     def from_json(cls, text: str) -> GraphProfile:

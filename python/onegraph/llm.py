@@ -380,6 +380,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         self,
         batch_size: int = 1,
         *,
+        prompt: int | None = None,
         position: int = 0,
         repeats: int = 20,
         dot: str | os.PathLike[str] | None = None,
@@ -388,9 +389,10 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         """What the captured decode step of `batch_size` rows consists of, and how long its parts
         take: medians of `repeats` measurements. Other requests wait meanwhile.
 
-        position: where in its sequence each row's token stands; attention reads as many before it
+        prompt: instead of a step, the passes of a prompt of so many tokens and the draw behind it
+        position: tokens of each sequence before the step or the prompt
         dot: a file to write the graph to, in Graphviz' DOT language; several of a step in pieces
-        stamps: run the step with kernels that note when their blocks came to which moment, too
+        stamps: run a step with kernels that note when their blocks came to which moment, too
 
         Raises `DeviceError` on a device without graphs, `ArgumentError` where steps of this size
         are not captured or a number is out of range.
@@ -399,6 +401,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         return GraphProfile.from_json(
             self._engine.profile_graph(
                 batch_size=arguments.integer("batch_size", batch_size),
+                prompt=None if prompt is None else arguments.integer("prompt", prompt),
                 position=arguments.integer("position", position),
                 repeats=arguments.integer("repeats", repeats),
                 dot=None if dot is None else arguments.path("dot", dot),

@@ -137,6 +137,42 @@ def test_the_graph_as_json(cli: Any, tiny: Path, card: dict[str, str]) -> None:
     assert attention == [kv + rows] * 2
 
 
+def test_a_prompt_as_json(cli: Any, tiny: Path, card: dict[str, str]) -> None:
+    options = ["graph", tiny, "--repeats", 1, "--json", "--prompt", 32]
+    whole, behind = (
+        json.loads(cli(*options, "--depth", depth, env=card).stdout) for depth in (0, 30)
+    )
+    for found, depth in ((whole, 0), (behind, 30)):
+        assert (found["prompt"], found["position"], found["batch_size"]) == (32, depth, 1)
+        assert (found["kind"], found["graphs"], found["nodes"]) == ("full", 1, found["launches"])
+        assert found["multiply_peak_tflop_s"] > 0 and found["replay_us"] > 0
+        # 4 heads of 64, two layers; scores and values.
+        attention = [k for k in found["kernels"] if "attention" in k["kernel"]]
+        pairs = sum(depth + row + 1 for row in range(32))
+        assert [k["operations"] for k in attention] == [4 * 4 * 64 * pairs] * 2
+        kv = 2 * (depth + 32) * 4 * (2 * 64 + 2)
+        assert [k["moved"] for k in attention] == [kv + 2 * 32 * (4 * 64) * 4] * 2
+    # Of what is multiplied nothing depends on the depth: 256 wide, 512 in the middle, 512 tokens.
+    layer = 256 * (4 * 256) + 3 * 256 * 512
+    for found in (whole, behind):
+        products = [k for k in found["kernels"] if k["kernel"] in ("matmul", "matvec")]
+        assert sum(k["operations"] for k in products) == 2 * (2 * 32 * layer + 256 * 512)
+
+
+def test_a_prompt_is_shown(cli: Any, tiny: Path, card: dict[str, str]) -> None:
+    done = cli("graph", tiny, "--repeats", 1, "--prompt", 40, env=card)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
+    assert "a prompt of 40 tokens behind 0" in said and " tokens/s\n" in said
+    lines = {line.strip().split("  ")[0]: line.split() for line in said.splitlines() if line}
+    header = ["launches", "us", "share", "MB", "%", "read", "GFLOP", "%", "mul"]
+    assert lines["kernel"][1:] == header
+    # All columns, and without those of products.
+    assert len(lines["matmul"]) == 8 and len(lines["embed"]) == 6
+    for line in ["of it boundaries", "overlapped by the replay", "replay"]:
+        assert line in lines
+
+
 @pytest.mark.parametrize("kv_type", ["i16", "q8_0"])
 def test_a_step_in_pieces_leaves_attention_out_of_its_graphs(
     cli: Any, tiny: Path, card: dict[str, str], kv_type: str
@@ -160,6 +196,11 @@ def test_a_step_in_pieces_leaves_attention_out_of_its_graphs(
         (["--position", "57"], 2, ["--position 57: must be from 0 to 56"]),
         (["--repeats", "0"], 2, ["--repeats 0: must be from 1"]),
         (["--batch-size", "0"], 2, ["--batch-size 0: must be 1 or more"]),
+        (["--depth", "3"], 2, ["--depth: it is of a --prompt"]),
+        (["--prompt", "3", "--stamps"], 2, ["--stamps: it is of a step"]),
+        (["--prompt", "0"], 2, ["--prompt 0: must be 1 or more"]),
+        (["--prompt", "3", "--depth", "-1"], 2, ["--depth -1: must be 0 or more"]),
+        (["--prompt", "50", "--depth", "7"], 2, ["--prompt 50: must be from 1 to 49"]),
     ],
 )
 def test_graph_says_what_is_wrong(
@@ -201,6 +242,7 @@ def test_check_meets_its_bars(
     [
         ["graph", "--repeats", 1],
         ["graph", "--repeats", 1, "--each"],
+        ["graph", "--repeats", 1, "--prompt", 40],
         ["check", "--max-batch", 1, "--tokens", 8, "--sums", 600],
     ],
 )

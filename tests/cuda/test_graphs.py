@@ -6,6 +6,7 @@ thousands, and SmolLM2 against the CPU.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,34 @@ def test_nothing_grows_with_tokens(on_card: Any) -> None:
     assert found["captured"] == [3, 3]
     assert found["bytes"] == 0
     assert found["shape"] == [[1, 0, -1], [2, 0, -1], [4, 0, -1]]
+
+
+PASSES = """
+load = {"device": "cuda", "n_ctx": 256, "prefill_chunk": 64}
+ids = list(range(3, 60))
+with onegraph.LLM(path, **load) as llm:
+    before = llm.generate(ids, max_tokens=3, temperature=0).token_ids
+    found = llm.profile_graph(prompt=150, position=70, repeats=1)
+    out["launches"] = [[k.kernel, k.operations] for k in found.kernels]
+    out["graphs"] = [found.graphs, found.nodes - found.launches, found.edges - found.nodes]
+    out["equal"] = llm.generate(ids, max_tokens=3, temperature=0).token_ids == before
+"""
+
+
+def test_a_prompt_is_described_pass_for_pass(on_card: Any) -> None:
+    """Chunks of 64, 64 and 22 tokens, and one draw; other requests are as before."""
+    found = on_card(PASSES)
+    assert found["graphs"] == [3, 0, -3] and found["equal"]
+    passes: list[list[tuple[str, int]]] = []
+    for kernel, operations in found["launches"]:
+        if kernel == "embed":
+            passes.append([])
+        passes[-1].append((kernel, operations))
+    draws = [sum(kernel == "sample_draw" for kernel, _ in each) for each in passes]
+    assert draws == [0, 0, 1]
+    attention = [sum(n for kernel, n in each if "attention" in kernel) for each in passes]
+    pairs = [sum(range(a + 1, b + 1)) for a, b in itertools.pairwise([70, 134, 198, 220])]
+    assert attention == [attention[0] // pairs[0] * n for n in pairs]
 
 
 SMOLLM2 = """

@@ -201,6 +201,7 @@ def test_logits_and_graphs(llm: LLM) -> None:
     refuses("atol", [*NO_NUMBERS, None, -1, math.inf], lambda v: llm.verify_graph([5], atol=v))
     refuses("batch_size", [*NO_INTEGERS, None, 0, -1, 5], llm.profile_graph)
     refuses("position", [*NO_INTEGERS, None, -1, 512], lambda v: llm.profile_graph(1, position=v))
+    refuses("prompt", [*NO_INTEGERS, 0, -1, 512], lambda v: llm.profile_graph(prompt=v))
     refuses("repeats", [*NO_INTEGERS, None, 0, -1], lambda v: llm.profile_graph(1, repeats=v))
     no_file = [v for v in NO_PATHS if v not in (None, "\0", "a\0.gguf")]
     refuses("dot", no_file, lambda v: llm.profile_graph(1, dot=v))

@@ -1,4 +1,5 @@
-"""`onegraph graph`: what the captured decode step of a model is, and where its time goes."""
+"""`onegraph graph`: what the captured decode step of a model is, or the passes of a prompt, and
+where its time goes."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from onegraph.progress import shown
 
 #: Tokens before the step that is timed, where the context has them.
 POSITION = 128
-#: Tokens after it that timing needs: steps are timed in rows.
+#: Tokens behind that timing needs: steps are timed in rows.
 ROOM = 16
 #: What somebody without a card is told.
 ABOUT = (
@@ -31,7 +32,9 @@ ABOUT = (
     "prints the operations of that step, and `onegraph bench MODEL` measures the CPU."
 )
 #: Options of what is measured.
-MEASURED = ("position", "repeats", "cuda_graph", "each", "stamps", "dot")
+MEASURED = ("prompt", "depth", "position", "repeats", "cuda_graph", "each", "stamps", "dot")
+#: Options of a step.
+OF_A_STEP = ("batch_size", "position", "stamps")
 
 T = TypeVar("T")
 
@@ -42,6 +45,8 @@ T = TypeVar("T")
 @click.option(
     "--position", type=int, help=f"Tokens before the step.  [default: {POSITION}, or what fits]"
 )
+@click.option("--prompt", type=int, help="Tokens of a prompt, whose passes are shown instead.")
+@click.option("--depth", type=int, default=0, show_default=True, help="Tokens before the prompt.")
 @click.option("--repeats", type=int, default=20, show_default=True, help="Measurements a median.")
 @click.option("--cuda-graph", default="full", show_default=True, help="full or piecewise.")
 @click.option("--each", is_flag=True, help="A line for each kernel, in the order of the step.")
@@ -55,6 +60,8 @@ def command(
     model: str,
     batch_size: int,
     position: int | None,
+    prompt: int | None,
+    depth: int,
     repeats: int,
     cuda_graph: GraphMode,
     each: bool,
@@ -64,13 +71,16 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Print nodes, edges and kernels of the captured decode step, with times by the card's clock.
+    """Print nodes, edges and kernels of the captured decode step, or of a prompt's passes, with
+    times by the card's clock.
 
     Each kernel is timed launched by itself, from the end of its predecessor; in a replay the end of
     a kernel and the start of the next one overlap, so that the step takes less than their sum: the
     line of boundaries says how much of the sum is starts and ends. MB and GB/s count all that a
     kernel has to read and write: weights, keys and values, rows; the peak is measured here by a
-    kernel that only reads. --stamps runs the step with kernels that note when their blocks came to
+    kernel that only reads. --prompt counts operations too, two each of a multiplication and its
+    addition in products, attention and recurrences; their peak is measured by a kernel that only
+    multiplies float16. --stamps runs the step with kernels that note when their blocks came to
     which moment of a replay. --plan prints a line for each fused operation, with the rule that
     found it and the operations of the plan that it replaced; where there is no card, as on one of
     132 multiprocessors. --dot writes Graphviz' language, `dot -Tsvg` draws it.
@@ -80,6 +90,15 @@ def command(
     chosen = given(MODEL, options)
     if batch_size < 1:
         raise ArgumentError(f"batch_size = {batch_size}: must be 1 or more")
+    if prompt is None:
+        refuse_given(("depth",), "it is of a --prompt; --position is of a step")
+    else:
+        refuse_given(OF_A_STEP, "it is of a step; --depth is of a --prompt")
+        if prompt < 1:
+            raise ArgumentError(f"prompt = {prompt}: must be 1 or more")
+        if depth < 0:
+            raise ArgumentError(f"depth = {depth}: must be 0 or more")
+        chosen.setdefault("n_ctx", prompt + depth + ROOM)
     if plan and as_json:
         raise click.UsageError("--plan and --json do not go together: the plan is a listing")
     if plan:
@@ -100,9 +119,9 @@ def command(
         ) as llm,
     ):
         if position is None:
-            position = max(0, min(POSITION, llm.n_ctx - ROOM))
+            position = max(0, min(POSITION, llm.n_ctx - ROOM)) if prompt is None else depth
         profile = llm.profile_graph(
-            batch_size, position=position, repeats=repeats, dot=dot, stamps=stamps
+            batch_size, prompt=prompt, position=position, repeats=repeats, dot=dot, stamps=stamps
         )
         name = llm.path.name
     if as_json:
@@ -117,15 +136,24 @@ def command(
 
 
 def _say(name: str, p: GraphProfile) -> None:
-    rows = "row" if p.batch_size == 1 else "rows"
     say(f"{name} on {p.device}")
-    say(f"the step of {p.batch_size} {rows} at position {p.position}")
+    if p.prompt:
+        tokens = "token" if p.prompt == 1 else "tokens"
+        say(f"a prompt of {p.prompt} {tokens} behind {p.position}")
+    else:
+        rows = "row" if p.batch_size == 1 else "rows"
+        say(f"the step of {p.batch_size} {rows} at position {p.position}")
     graphs = "one graph" if p.graphs == 1 else f"{p.graphs} graphs"
     edges = f"{p.edges} edges of which {p.programmatic_edges} programmatic"
     say(f"{graphs}, {p.nodes} nodes, {edges}; {p.launches} kernels")
-    rate, peak = p.bytes / p.replay_us / 1e3, p.read_peak_gb_s
-    share = f"{100 * rate / peak:.0f}% of the read peak of {peak:.0f} GB/s"
-    say(f"replayed {p.replay_us:.1f} us: {rate:.0f} GB/s of weights, {share}")
+    if p.prompt:
+        rate, peak = p.operations / p.replay_us / 1e6, p.multiply_peak_tflop_s
+        say(f"replayed {p.replay_us:.1f} us: {p.prompt / p.replay_us * 1e6:.0f} tokens/s")
+        say(f"{rate:.3g} TFLOP/s, {100 * rate / peak:.0f}% of the multiply peak of {peak:.3g}")
+    else:
+        rate, peak = p.bytes / p.replay_us / 1e3, p.read_peak_gb_s
+        share = f"{100 * rate / peak:.0f}% of the read peak of {peak:.0f} GB/s"
+        say(f"replayed {p.replay_us:.1f} us: {rate:.0f} GB/s of weights, {share}")
     alone = sum(k.us for k in p.kernels)
     say(f"launched kernel by kernel {p.eager_us:.1f} us; kernels by themselves {alone:.1f} us\n")
 
@@ -137,23 +165,32 @@ def _show_kernels(profile: GraphProfile, each: bool) -> None:
     # 80 columns hold it with the tensors of a fused product.
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     table.add_column("kernel", overflow="fold")
-    for column in ["launches", "us each", "us", "share", "MB", "GB/s", "% peak"]:
+    columns = ["launches", "us each", "us", "share", "MB", "GB/s", "% peak"]
+    if profile.prompt:
+        columns = ["launches", "us", "share", "MB", "% read", "GFLOP", "% mul"]
+    for column in columns:
         table.add_column(column, justify="right")
     total = sum(k.us for k in profile.kernels)
 
     def add(label: str, kernels: list[GraphKernel], style: str = "") -> None:
-        us, moved = sum(k.us for k in kernels), sum(k.moved for k in kernels)
-        line(label, len(kernels), us, moved, style)
+        line(label, len(kernels), sum(k.us for k in kernels), kernels, style)
 
-    def line(label: str, n: int, us: float, moved: int, style: str = "") -> None:
-        rate = moved / us / 1e3 if us else 0.0
-        numbers = [f"{n}", _microseconds(us / n, 2), _microseconds(us, 1)]
+    def line(label: str, n: int, us: float, kernels: list[GraphKernel], style: str = "") -> None:
+        moved, operations = (sum(getattr(k, of) for k in kernels) for of in ("moved", "operations"))
+        each = [] if profile.prompt else [_microseconds(us / n, 2)]
+        numbers = [f"{n}", *each, _microseconds(us, 1)]
         numbers.append(f"{100 * us / total:.1f}%" if total else "")
         # Three digits: the rows of one token are kilobytes.
-        bytes_ = [f"{moved / 1e6:.3g}", f"{rate:.0f}", f"{100 * rate / profile.read_peak_gb_s:.0f}"]
-        table.add_row(
-            Text(printable(label)), *numbers, *(bytes_ if moved else ["", "", ""]), style=style
-        )
+        gb_s = moved / us / 1e3 if us else 0.0
+        of_read = f"{100 * gb_s / profile.read_peak_gb_s:.0f}"
+        tflop_s = operations / us / 1e6 if us else 0.0
+        of_multiply = f"{100 * tflop_s / profile.multiply_peak_tflop_s:.0f}"
+        if profile.prompt:
+            counted = [f"{moved / 1e6:.3g}", of_read] if moved else ["", ""]
+            counted += [f"{operations / 1e9:.3g}", of_multiply] if operations else ["", ""]
+        else:
+            counted = [f"{moved / 1e6:.3g}", f"{gb_s:.0f}", of_read] if moved else ["", "", ""]
+        table.add_row(Text(printable(label)), *numbers, *counted, style=style)
 
     if each:
         for kernel in profile.kernels:
@@ -167,9 +204,9 @@ def _show_kernels(profile: GraphProfile, each: bool) -> None:
     add("sum", profile.kernels, "bold")
     # What lies between the sum and the replay.
     n = len(profile.kernels)
-    line("  of it boundaries", n, n * profile.boundary_us, 0)
-    line("  overlapped by the replay", n, total - profile.replay_us, 0)
-    line("replay", 1, profile.replay_us, sum(k.moved for k in profile.kernels), "bold")
+    line("  of it boundaries", n, n * profile.boundary_us, [])
+    line("  overlapped by the replay", n, total - profile.replay_us, [])
+    line("replay", 1, profile.replay_us, profile.kernels, "bold")
     show_table(table)
 
 

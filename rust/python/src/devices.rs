@@ -2,12 +2,12 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use onegraph::backend::cuda::driver::bandwidth;
 use onegraph::backend::cuda::driver::compile::cache_dir;
 use onegraph::backend::cuda::driver::context::Context;
 use onegraph::backend::cuda::driver::device;
 use onegraph::backend::cuda::driver::info::DeviceInfo;
 use onegraph::backend::cuda::driver::nvrtc::Nvrtc;
+use onegraph::backend::cuda::driver::peaks;
 use onegraph::backend::cuda::run::shapes::{self, Chosen};
 use onegraph::engine::{self, Options};
 use onegraph::{Error, Result};
@@ -152,7 +152,7 @@ pub fn cuda_read_peak(
     turns: usize,
 ) -> PyResult<(f64, usize)> {
     detached(py, || {
-        bandwidth::read_peak(ordinal, &nvrtc_folders, bytes, turns)
+        peaks::read_peak(ordinal, &nvrtc_folders, bytes, turns)
     })
 }
 

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use onegraph::backend::LogitsPath;
 use onegraph::config::PoolingType;
 use onegraph::engine::{
-    self, GraphCheck, GraphMode, GraphOptions, GraphQuestion, Options, Salt, Ticket, Wait, POLL,
+    self, GraphCheck, GraphMode, GraphOptions, GraphQuestion, Options, Profiled, Salt, Ticket,
+    Wait, POLL,
 };
 use onegraph::sampler::{logprobs, MAX_LOGPROBS};
 use onegraph::template;
@@ -639,12 +640,15 @@ impl Engine {
         answer(py, &ticket)
     }
 
-    /// What the captured step of a batch consists of and how long its parts take, as JSON.
-    #[pyo3(signature = (*, batch_size, position, repeats, dot, stamps))]
+    /// What the captured step of a batch, or with `prompt` the passes of so many tokens, consist of and
+    /// how long their parts take, as JSON.
+    #[pyo3(signature = (*, batch_size, prompt, position, repeats, dot, stamps))]
+    #[allow(clippy::too_many_arguments)]
     fn profile_graph(
         &self,
         py: Python<'_>,
         batch_size: i64,
+        prompt: Option<i64>,
         position: i64,
         repeats: i64,
         dot: Option<PathBuf>,
@@ -652,7 +656,14 @@ impl Engine {
     ) -> PyResult<String> {
         let question = || -> Result<GraphQuestion> {
             Ok(GraphQuestion {
-                batch_size: count("batch_size", batch_size)?,
+                what: match prompt {
+                    None => Profiled::Step {
+                        batch_size: count("batch_size", batch_size)?,
+                    },
+                    Some(tokens) => Profiled::Prompt {
+                        tokens: count("prompt", tokens)?,
+                    },
+                },
                 position: count("position", position)?,
                 repeats: count("repeats", repeats)?,
                 dot,

@@ -170,18 +170,26 @@ pub struct StepCheck {
     pub ok: bool,
 }
 
-/// Which captured step to describe, and how to time it.
+/// What is described.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profiled {
+    /// The captured step that so many rows are rounded up to.
+    Step { batch_size: usize },
+    /// The passes of a prompt of so many tokens, and the draw behind it.
+    Prompt { tokens: usize },
+}
+
+/// What to describe, and how to time it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GraphQuestion {
-    /// Rows that decode; the step is the one that they are rounded up to.
-    pub batch_size: usize,
-    /// Where in its sequence each row's token stands: attention reads as many before it.
+    pub what: Profiled,
+    /// Tokens of each sequence before the step or the prompt: attention reads as many more.
     pub position: usize,
     /// Times that each measurement is repeated; the median counts.
     pub repeats: usize,
     /// Where to write the graph in Graphviz' DOT language.
     pub dot: Option<PathBuf>,
-    /// Whether to run it with stamps too: see [`KernelStamps`].
+    /// Whether to run the step with stamps too: see [`KernelStamps`].
     pub stamps: bool,
 }
 
@@ -191,14 +199,16 @@ impl GraphQuestion {
     pub const IN_A_ROW: usize = 8;
 }
 
-/// What a captured step consists of, and how long its parts take by the device's clock.
+/// What a captured step, or the passes of a prompt, consist of, and how long their parts take by the
+/// device's clock.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct GraphProfile {
     pub device: String,
     /// `full` or `piecewise`.
     pub kind: &'static str,
-    /// Rows of the step.
+    /// Rows of the step; of a prompt 1, and its tokens.
     pub batch_size: usize,
+    pub prompt: usize,
     pub position: usize,
     pub graphs: usize,
     /// Of all graphs of the step.
@@ -216,6 +226,8 @@ pub struct GraphProfile {
     pub boundary_us: f64,
     /// Gigabytes (1e9 bytes) a second that a kernel reads that does nothing else.
     pub read_peak_gb_s: f64,
+    /// 1e12 operations a second of a kernel that only multiplies float16.
+    pub multiply_peak_tflop_s: f64,
     /// In the order of the step.
     pub kernels: Vec<GraphKernel>,
 }
@@ -233,6 +245,8 @@ pub struct GraphKernel {
     pub bytes: u64,
     /// All bytes that it has to read and write: weights, keys and values, rows.
     pub moved: u64,
+    /// Operations of products, attention and recurrences: two of a multiplication and its addition.
+    pub operations: u64,
     pub grid: [u32; 3],
     /// Threads a block.
     pub block: u32,

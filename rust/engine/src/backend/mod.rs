@@ -24,7 +24,7 @@ mod windows;
 
 pub use graphs::{
     none_on, CapturedStep, GoOn, GraphCheck, GraphKernel, GraphMode, GraphProfile, GraphQuestion,
-    GraphStats, KernelStamps, Moment, SharedStats, StepCheck,
+    GraphStats, KernelStamps, Moment, Profiled, SharedStats, StepCheck,
 };
 pub use inspect::Inspect;
 pub use memory::{check_state, not_below, pages_of, pool_pages, KvLayer, KvPages, Needs};

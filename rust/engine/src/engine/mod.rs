@@ -53,7 +53,7 @@ pub mod text;
 mod ticket;
 
 pub use crate::backend::{
-    GraphCheck, GraphMode, GraphProfile, GraphQuestion, GraphStats, StepCheck,
+    GraphCheck, GraphMode, GraphProfile, GraphQuestion, GraphStats, Profiled, StepCheck,
 };
 pub use crate::pages::{Places, Salt, MAX_SALT_BYTES};
 pub use bell::{Bell, Caller};
@@ -421,11 +421,11 @@ impl Engine {
         )
     }
 
-    /// What the captured decode step of a batch consists of, and how long its parts take; other
-    /// requests wait. `None` where the queue stays full for `timeout`.
+    /// What the captured decode step of a batch, or the passes of a prompt, consist of, and how long
+    /// their parts take; other requests wait. `None` where the queue stays full for `timeout`.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a batch, position or number of repeats out of range;
+    /// [`Error::Argument`] for a batch, prompt, position or number of repeats out of range;
     /// [`Error::Device`] where there are no graphs.
     pub fn profile_graph(
         &self,
@@ -434,14 +434,20 @@ impl Engine {
     ) -> Result<Option<Ticket<GraphProfile>>> {
         self.shared.check_open()?;
         let Limits { n_slots, n_ctx, .. } = self.loaded.limits;
-        let tokens = question.position.saturating_add(GraphQuestion::IN_A_ROW);
         let last = n_ctx.saturating_sub(GraphQuestion::IN_A_ROW);
-        in_range("batch_size", question.batch_size, 1, n_slots)?;
         in_range("position", question.position, 0, last)?;
+        let (sequences, prompt) = match question.what {
+            Profiled::Step { batch_size } => (batch_size, 0),
+            Profiled::Prompt { tokens } => {
+                in_range("prompt", tokens, 1, last - question.position)?;
+                (1, tokens)
+            }
+        };
+        in_range("batch_size", sequences, 1, n_slots)?;
+        let tokens = question.position + prompt + GraphQuestion::IN_A_ROW;
         in_range("repeats", question.repeats, 1, 10_000)?;
         let (out, items) = mpsc::channel();
         let question = question.clone();
-        let sequences = question.batch_size;
         let look: Look = Box::new(move |backend, slots, _| {
             let profile = |b: &mut dyn Backend| graphs_of(b)?.profile_graph(slots, &question);
             drop(out.send(backend.and_then(profile)));

@@ -17,6 +17,7 @@ use onegraph::backend::cuda::driver::constants::Value;
 use onegraph::backend::cuda::driver::context::Context;
 use onegraph::backend::cuda::driver::info::DeviceInfo;
 use onegraph::backend::cuda::driver::nvrtc::Nvrtc;
+use onegraph::backend::cuda::driver::peaks;
 use onegraph::backend::cuda::driver::source::{Source, Variant};
 use onegraph::backend::cuda::lower::layout::repack_variant;
 use onegraph::backend::cuda::lower::lowering::{Pass, Path};
@@ -160,6 +161,7 @@ fn kernels(number: u32) -> HashSet<Variant> {
         kernels.insert(sample::variant(n_vocab, 4096, verifies));
     }
     kernels.insert(exact_sums::variant());
+    kernels.extend(peaks::variants());
     kernels
 }
 

@@ -2,7 +2,6 @@
 //! all `unsafe` of this backend is here.
 
 pub mod ahead;
-pub mod bandwidth;
 pub mod buffer;
 pub mod check;
 mod clusters;
@@ -18,6 +17,7 @@ pub mod launch;
 mod ledger;
 pub mod module;
 pub mod nvrtc;
+pub mod peaks;
 pub mod program;
 pub mod ranges;
 pub mod source;

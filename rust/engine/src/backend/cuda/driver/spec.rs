@@ -34,7 +34,8 @@ pub struct Spec {
     pub traffic: Traffic,
 }
 
-/// Bytes that a launch has to move between memory and the card, for reports of GB/s.
+/// Bytes that a launch has to move between memory and the card, and what it computes of products and of
+/// attention, for reports of how near it comes to what the card can.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Of weights.
@@ -43,8 +44,36 @@ pub struct Traffic {
     pub rows: u64,
     /// Of the cache, for each token that a sequence has.
     pub per_token: u64,
-    /// Most of these tokens that it moves.
-    pub most_tokens: Option<u64>,
+    /// Operations, two each of a multiplication and its addition.
+    pub operations: u64,
+    /// The same for each token that a row attends to.
+    pub per_pair: u64,
+    /// Most tokens that a row attends to.
+    pub window: Option<usize>,
+}
+
+/// What the rows of a pass attend to: of each sequence so many, the first of them at this position.
+#[derive(Debug, Clone, Copy)]
+pub struct Reach {
+    pub sequences: usize,
+    pub rows: usize,
+    pub position: usize,
+}
+
+impl Reach {
+    /// Tokens of the cache that some row attends to.
+    fn tokens(&self, window: Option<usize>) -> u64 {
+        let all = self.position + self.rows;
+        let seen = window.map_or(all, |most| all.min(most + self.rows - 1));
+        (self.sequences * seen) as u64
+    }
+
+    /// Pairs of a row and a token that it attends to.
+    fn pairs(&self, window: Option<usize>) -> u64 {
+        let of_row =
+            |row: usize| (self.position + row + 1).min(window.unwrap_or(usize::MAX)) as u64;
+        self.sequences as u64 * (0..self.rows).map(of_row).sum::<u64>()
+    }
 }
 
 impl Traffic {
@@ -56,10 +85,14 @@ impl Traffic {
         }
     }
 
-    /// All of it, where the sequences have `tokens` tokens together.
-    pub fn total(&self, tokens: u64) -> u64 {
-        let tokens = self.most_tokens.map_or(tokens, |most| tokens.min(most));
-        self.weights + self.rows + self.per_token * tokens
+    /// All bytes.
+    pub fn bytes(&self, reach: &Reach) -> u64 {
+        self.weights + self.rows + self.per_token * reach.tokens(self.window)
+    }
+
+    /// All operations.
+    pub fn operations(&self, reach: &Reach) -> u64 {
+        self.operations + self.per_pair * reach.pairs(self.window)
     }
 }
 

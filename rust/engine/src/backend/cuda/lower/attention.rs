@@ -187,13 +187,16 @@ pub fn parts(
 pub fn describe(l: &Lowering, op: &AttentionOp, pass: &Pass, specs: &mut [Spec]) {
     let head_bytes = l.kv_type.kv_head_bytes(op.kv.head_dim).unwrap_or(0);
     let width = l.plan.buffer(op.q).width;
-    // Queries in, sums out; of each token the keys and values of all heads.
-    let rows = pass.rows * width * 8 / specs.len().max(1);
+    // Queries in, sums out; of each token the keys and values of all heads. Several launches share rows.
+    let launches = specs.len().max(1);
+    let rows = pass.rows * width * 8 / launches;
     for spec in specs {
         spec.kind = Kind::Attention;
         spec.traffic = Traffic {
             per_token: (2 * op.kv.n_head_kv * head_bytes) as u64,
-            most_tokens: op.window.map(|tokens| (tokens * pass.rows) as u64),
+            // Of scores and of values, each a product as wide as the queries.
+            per_pair: (4 * width / launches) as u64,
+            window: op.window,
             ..Traffic::rows(rows)
         };
         spec.label = format!("{} {}", spec.entry, op.layer);

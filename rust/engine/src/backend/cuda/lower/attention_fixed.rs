@@ -416,6 +416,7 @@ mod tests {
 
     #[test]
     fn a_window_ends_the_splits_of_a_row() {
+        use crate::backend::cuda::driver::spec::Reach;
         let of = |window: usize, pass: &Pass| {
             let mut l = lowering("sm_90", superblocks(), "I16", false);
             for fused in &mut l.fused.list {
@@ -430,7 +431,17 @@ mod tests {
             let params: AttentionFixed = spec.params().unwrap();
             assert_eq!(params.shares, shares, "{window}");
             assert!(spec.variant.constants.has("WINDOW", window), "{window}");
-            assert_eq!(spec.traffic.total(4096), spec.traffic.total(window as u64));
+            let behind = |position| Reach {
+                sequences: 1,
+                rows: 1,
+                position,
+            };
+            let [near, far] = [behind(window - 1), behind(4095)];
+            assert_eq!(spec.traffic.bytes(&near), spec.traffic.bytes(&far));
+            assert_eq!(
+                spec.traffic.operations(&near),
+                spec.traffic.operations(&far)
+            );
         }
         // One that no row is longer than is none.
         for pass in [step(1), chunk(512, 1)] {

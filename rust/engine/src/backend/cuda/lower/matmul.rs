@@ -320,6 +320,7 @@ pub fn specs(
     let pairs = pairs.map(|pairs| pairs.grouped(l, shape.block_x() * X_TILE_ROWS));
     let x_blocks = pairs.map_or(shape.x_blocks(m), |pairs| pairs.blocks());
     let n_tiles = x_blocks * shape.block_x();
+    let rows = pairs.map_or(m, |pairs| pairs.count);
     let m = pairs.map_or(m, |_| n_tiles * X_TILE_ROWS);
     let common = SplitVariant {
         n_in,
@@ -369,7 +370,7 @@ pub fn specs(
     ];
     let mut spec = Spec::new(variant, "matmul", grid, shape.threads() as u32, &params);
     spec.shared = shape.shared_bytes as u32;
-    product.describe(&mut spec, "matmul", m, n_in);
+    product.describe(&mut spec, "matmul", rows, n_in);
     let group = pairs.map(|pairs| pairs.group());
     Ok(group.into_iter().chain([split_spec, spec]).collect())
 }

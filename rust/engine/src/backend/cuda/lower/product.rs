@@ -45,6 +45,8 @@ pub struct Product {
     /// Floats of a row that are written, and of those that are read before.
     written: usize,
     read_first: usize,
+    /// Sums of a row.
+    summed: usize,
     /// The tensors, for people.
     names: String,
 }
@@ -55,15 +57,26 @@ impl Product {
         spec.label = format!("{kernel} {}", self.names);
         spec.traffic.weights = self.bytes as u64;
         spec.traffic.rows = (m * (n_in + self.written + self.read_first) * 4) as u64;
+        spec.traffic.operations = (2 * m * n_in * self.summed) as u64;
     }
 
     /// The same with the product of an expert that every row goes to.
-    fn beside(mut self, l: &Lowering, shared: &ProductOp, pass: &Pass) -> Result<Self> {
+    fn beside(
+        mut self,
+        l: &Lowering,
+        shared: &ProductOp,
+        by_experts: bool,
+        pass: &Pass,
+    ) -> Result<Self> {
         let its = product(l, shared, pass)?;
         self.segment[self.types.len()] = its.segment[0];
         self.types.extend(its.types);
         self.shared_tiles = its.tiles[0];
         self.bytes += its.bytes;
+        // By experts it counts as one more of them.
+        if !by_experts {
+            self.summed += its.summed;
+        }
         self.names = format!("{} {}", self.names, its.names);
         if let PassFusion::Gate(gate) = shared.fusion {
             self.shared = SharedExpert {
@@ -109,6 +122,7 @@ pub fn product(l: &Lowering, op: &ProductOp, pass: &Pass) -> Result<Product> {
         shared_tiles: 0,
         written: 0,
         read_first: 0,
+        summed: 0,
         names: String::new(),
     };
     for (i, (ids, order)) in arrangement.iter().enumerate() {
@@ -136,6 +150,7 @@ pub fn product(l: &Lowering, op: &ProductOp, pass: &Pass) -> Result<Product> {
         });
         product.bytes += matrix.bytes() / matrix.n_expert * experts;
         product.written += matrix.gives;
+        product.summed += matrix.ids.len() * matrix.n_out;
         product.read_first += match epilogue {
             Epilogue::Add { .. } => matrix.n_out,
             _ => 0,
@@ -150,7 +165,7 @@ pub fn product(l: &Lowering, op: &ProductOp, pass: &Pass) -> Result<Product> {
     names.dedup();
     product.names = names.join(" ");
     match &op.shared {
-        Some(shared) => product.beside(l, shared, pass),
+        Some(shared) => product.beside(l, shared, op.experts.is_some(), pass),
         None => Ok(product),
     }
 }

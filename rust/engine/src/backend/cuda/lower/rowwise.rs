@@ -79,9 +79,22 @@ const MOST_BLOCKS: u64 = 1024;
 pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
     let mut spec = kernel(l, op, pass)?;
     if let Some(spec) = &mut spec {
-        spec.traffic = Traffic::rows(moved(l, op, pass));
+        spec.traffic = traffic(l, op, pass);
     }
     Ok(spec)
+}
+
+/// What an op moves, and computes where it is a recurrence: of each number of a state its decay, and
+/// multiplications and additions for what the key finds, for the update and for what the query finds.
+fn traffic(l: &Lowering, op: &Op, pass: &Pass) -> Traffic {
+    let operations = match op {
+        Op::DeltaNet { state, .. } => 7 * pass.rows * l.plan.states[state.0].width,
+        _ => 0,
+    };
+    Traffic {
+        operations: operations as u64,
+        ..Traffic::rows(moved(l, op, pass))
+    }
 }
 
 /// The launches of [`Fused::ConvolvedRule`](crate::plan::fuse::Fused::ConvolvedRule): one where rows are
@@ -93,7 +106,10 @@ pub fn convolved_rule(l: &Lowering, conv: &Op, rule: &Op, pass: &Pass) -> Result
             let conv_op = conv.signature();
             let between = conv_op.outputs().map(|id| l.plan.buffer(id).width);
             let between = 2 * 4 * pass.rows * between.sum::<usize>();
-            both.traffic = Traffic::rows(moved(l, conv, pass) + moved(l, rule, pass) - between);
+            both.traffic = Traffic {
+                rows: (moved(l, conv, pass) + moved(l, rule, pass) - between) as u64,
+                ..traffic(l, rule, pass)
+            };
             Ok(vec![both])
         }
         None => {

@@ -35,7 +35,7 @@ const RESERVE: u64 = 64 << 20;
 pub struct CudaBackend {
     pub(in crate::backend::cuda) decoder: Decoder,
     pub(in crate::backend::cuda) dispatch: Dispatch,
-    chunks: Chunks,
+    pub(in crate::backend::cuda) chunks: Chunks,
     limits: Limits,
     sequences: Sequences,
     /// Whether the last step asked for had no sequence to decode.
