@@ -43,13 +43,15 @@ fn card(
     Some(CudaBackend::new(0, plan.clone(), &**model, &options, &|_, _, _| Ok(())).unwrap())
 }
 
-/// Every backend there is, over a cache of each type that its heads have.
+/// Every backend there is, over a cache of each type that its heads have, and of models that keep states.
 fn each_backend(test: impl Fn(&str, &mut dyn Backend)) {
     let folder = Folder::new();
-    let (model, plan) = card_model::open(&folder, "Q8_0", 32);
-    for kv_type in ["i16", "f32", "q8_0"] {
+    let states = card_model::WITH_STATES.map(|arch| (arch, "i16"));
+    let caches = ["i16", "f32", "q8_0"].map(|kv_type| ("llama", kv_type));
+    for (arch, kv_type) in caches.into_iter().chain(states) {
+        let (model, plan) = card_model::open_arch(&folder, arch, "Q8_0", 32);
         test(
-            &format!("cpu, {kv_type}"),
+            &format!("cpu, {arch}, {kv_type}"),
             &mut *cpu(&model, &plan, kv_type),
         );
         for mode in [GraphMode::Full, GraphMode::None] {
@@ -58,7 +60,7 @@ fn each_backend(test: impl Fn(&str, &mut dyn Backend)) {
                 ..GpuOptions::default()
             };
             if let Some(mut card) = card(&model, &plan, kv_type, gpu) {
-                test(&format!("card, {kv_type}, {mode:?}"), &mut card);
+                test(&format!("card, {arch}, {kv_type}, {mode:?}"), &mut card);
             }
         }
     }
@@ -116,7 +118,17 @@ fn begin(backend: &mut dyn Backend, slot: usize, request: &SlotRequest) {
 fn generate(
     backend: &mut dyn Backend,
     requests: &[SlotRequest],
+    draft: impl FnMut(usize, &[Event]) -> Vec<u32>,
+) -> Vec<Vec<Event>> {
+    generate_seen(backend, requests, draft, |_, _| ())
+}
+
+/// The same, where `see` is shown the backend behind every step, and how many tokens slot 0 drew.
+fn generate_seen(
+    backend: &mut dyn Backend,
+    requests: &[SlotRequest],
     mut draft: impl FnMut(usize, &[Event]) -> Vec<u32>,
+    mut see: impl FnMut(&mut dyn Backend, usize),
 ) -> Vec<Vec<Event>> {
     for (slot, request) in requests.iter().enumerate() {
         begin(backend, slot, request);
@@ -130,6 +142,7 @@ fn generate(
             assert!(!has_ended(own), "{event:?} behind the end");
             own.push(event);
         }
+        see(backend, events[0].len());
         let live: Vec<usize> = (0..events.len())
             .filter(|s| !has_ended(&events[*s]))
             .collect();
@@ -244,8 +257,16 @@ fn a_sequence_ends_inside_a_draft_where_it_would_without() {
     });
 }
 
+/// The bytes of the states of `slot`.
+fn states(backend: &mut dyn Backend, slot: usize) -> Vec<u8> {
+    let storage = backend.storage().unwrap();
+    let mut bytes = vec![0u8; storage.state_bytes()];
+    storage.read_state(slot, &mut bytes).unwrap();
+    bytes
+}
+
 /// The rows of a draft that no steps of one token would have come to make no sequence fail, and the keys
-/// of a wrong one are nobody's.
+/// of a wrong one are nobody's, nor is what a state would be behind it.
 #[test]
 fn a_wrong_draft_leaves_nothing_behind() {
     each_backend(|name, backend| {
@@ -257,7 +278,7 @@ fn a_wrong_draft_leaves_nothing_behind() {
             let mut bytes = vec![0u8; page_bytes];
             let storage = backend.storage().unwrap();
             storage.read_page(Kind::Whole, 1, &mut bytes).unwrap();
-            bytes
+            (bytes, states(backend, 0))
         };
         assert!(fed >= 64, "a whole page");
         let without = pages(backend);
@@ -267,6 +288,38 @@ fn a_wrong_draft_leaves_nothing_behind() {
         });
         assert_eq!(found[0], wanted, "{name}");
         assert!(without == pages(backend), "{name}: the page that it fed");
+    });
+}
+
+/// Behind every round a state is that of steps of the same tokens, whichever of them ended the sequence;
+/// and rounds leave the states of other slots as they are.
+#[test]
+fn a_state_goes_forward_by_the_rows_that_count() {
+    each_backend(|name, backend| {
+        let request = &asked()[3];
+        let mut behind = Vec::new();
+        let wanted = generate_seen(backend, std::slice::from_ref(request), |_, _| Vec::new(), {
+            |backend, _| behind.push(states(backend, 0))
+        });
+        if behind[0].is_empty() {
+            return;
+        }
+        assert!(behind.windows(2).all(|two| two[0] != two[1]), "{name}");
+        for (right, wrong) in [(0, 1), (1, 6), (2, 2), (3, 0), (9, 1), (4, 20)] {
+            let idle: Vec<_> = (1..SLOTS).map(|slot| states(backend, slot)).collect();
+            let draft =
+                |_: usize, drawn: &[Event]| forced(&wanted[0], request, drawn.len(), right, wrong);
+            let found = generate_seen(backend, std::slice::from_ref(request), draft, {
+                |backend, drawn| {
+                    // Behind a prompt one token is drawn, behind each row that counts another.
+                    let same = states(backend, 0) == behind[drawn - 1];
+                    assert!(same, "{name}, {right}, {wrong}: behind {drawn} tokens");
+                }
+            });
+            assert_eq!(found, wanted, "{name}, {right}, {wrong}");
+            let after: Vec<_> = (1..SLOTS).map(|slot| states(backend, slot)).collect();
+            assert!(idle == after, "{name}: states of slots that had no rows");
+        }
     });
 }
 
