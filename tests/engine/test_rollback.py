@@ -12,6 +12,29 @@ import synth
 from onegraph import LLM, Result
 
 
+@pytest.mark.parametrize("shape", ["tiny-qwen35", "tiny-llama-gqa"])
+def test_as_many_drafts_are_accepted_as_was_set(tmp_path: Path, shape: str) -> None:
+    path, known = tmp_path / "known.gguf", shapes.find(shape)
+    synth.write(path, known, "Q4_K_M", seed=1, known=True)
+    after = synth.followers(known)
+    first, rounds = 100, 20
+    with LLM(path, device="cpu", n_ctx=512, max_batch=1, progress=False) as llm:
+        # A first draft on the CPU has up to three: more do not pay by what is known then.
+        for right in range(4):
+            prompt = synth.drafted(after, first, right, rounds)
+            # The first token is the prompt's; a round gives one more than are right.
+            options: dict[str, Any] = {"max_tokens": 1 + rounds // 2 * (right + 1), "seed": right}
+            options |= {"prompt_lookup_num_tokens": max(right, 1), "ignore_eos": True}
+            found = llm.generate(prompt, **options)
+            expected = [first]
+            while len(expected) <= len(found.token_ids):
+                expected.append(int(after[expected[-1]]))
+            assert found.token_ids == expected[1:]
+            assert found.usage.accepted_tokens == rounds // 2 * right
+            assert found.usage.drafted_tokens >= found.usage.accepted_tokens
+            assert right == 0 or found.usage.drafted_tokens == found.usage.accepted_tokens
+
+
 def numbers(found: Result) -> tuple[Any, ...]:
     return (found.text, found.token_ids, found.finish_reason, found.stop_reason, found.logprobs)
 

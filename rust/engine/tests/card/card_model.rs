@@ -16,7 +16,7 @@ use super::fixture::{Folder, Tensor, Writer};
 pub const N_VOCAB: u64 = 64;
 pub const N_CTX: u32 = 1024;
 
-/// Architectures whose first layer keeps a state.
+/// Architectures whose first layer keeps a state; their heads are not tied to the embedding.
 pub const WITH_STATES: [&str; 2] = ["qwen35", "lfm2"];
 
 /// 2 layers, 64 wide, 2 heads of `head_dim` over 1, matrices in `ty`.
@@ -111,6 +111,9 @@ pub fn write(folder: &Folder, arch: &str, ty: &str, head_dim: u64) -> std::path:
         _ => "output_norm",
     };
     tensors.push((last.into(), vec![64]));
+    if WITH_STATES.contains(&arch) {
+        tensors.push(("output".into(), vec![64, N_VOCAB]));
+    }
     for (number, (name, shape)) in (0..).zip(tensors) {
         let ty = match (shape.len(), shape[0]) {
             (1, _) | (_, 3 | 4) => quant::by_id(0),

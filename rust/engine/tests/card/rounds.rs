@@ -8,8 +8,9 @@ use onegraph::backend::cpu::CpuBackend;
 use onegraph::backend::cuda::CudaBackend;
 use onegraph::backend::{
     Backend, Draft, Event, Finish, GpuOptions, GraphMode, Kind, RunnerOptions, SlotRequest,
-    ROUND_ROWS,
+    Weights, ROUND_ROWS,
 };
+use onegraph::error::Result;
 use onegraph::plan::Plan;
 use onegraph::quant;
 use onegraph::sampler::{random, Params};
@@ -321,6 +322,73 @@ fn a_state_goes_forward_by_the_rows_that_count() {
             assert!(idle == after, "{name}: states of slots that had no rows");
         }
     });
+}
+
+/// A model whose last token's embedding is no numbers.
+struct Poisoned {
+    model: Arc<Model>,
+    table: Vec<u8>,
+}
+
+const TABLE: &str = "token_embd.weight";
+
+impl Poisoned {
+    fn new(model: &Arc<Model>) -> Self {
+        let mut table = model.bytes(TABLE).unwrap().to_vec();
+        let ty = quant::by_name("Q8_0").unwrap();
+        let last = table.len() - 64 / ty.block_elems * ty.block_bytes;
+        for block in table[last..].chunks_exact_mut(ty.block_bytes) {
+            // An infinite scale.
+            block[..2].copy_from_slice(&0x7c00u16.to_le_bytes());
+        }
+        let model = model.clone();
+        Self { model, table }
+    }
+}
+
+impl Weights for Poisoned {
+    fn bytes(&self, name: &str) -> Result<&[u8]> {
+        match name {
+            TABLE => Ok(&self.table),
+            _ => self.model.bytes(name),
+        }
+    }
+}
+
+/// A draft that cannot be computed is no sequence's fault: what it draws, and its state, are those without.
+#[test]
+fn a_draft_that_is_no_numbers_is_as_if_there_had_been_none() {
+    let folder = Folder::new();
+    let mut request = asked().remove(0);
+    request.sampling.logit_bias.insert(N_VOCAB - 1, -1e6);
+    for arch in card_model::WITH_STATES {
+        let (model, plan) = card_model::open_arch(&folder, arch, "Q8_0", 32);
+        let weights = Arc::new(Poisoned::new(&model));
+        let options = runner("i16", GpuOptions::default());
+        let cpu = CpuBackend::new(plan.clone(), weights.clone(), &options).unwrap();
+        let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(cpu)];
+        if card::context().is_some() {
+            let card = CudaBackend::new(0, plan, &*weights, &options, &|_, _, _| Ok(())).unwrap();
+            backends.push(Box::new(card));
+        }
+        for backend in &mut backends {
+            let one = std::slice::from_ref(&request);
+            let wanted = generate(&mut **backend, one, |_, _| Vec::new());
+            assert!(wanted[0]
+                .iter()
+                .all(|e| e.finish.is_none() || e.index == 39));
+            let behind = states(&mut **backend, 0);
+            for right in 0..3 {
+                let found = generate(&mut **backend, one, |_, drawn| {
+                    let mut draft = forced(&wanted[0], &request, drawn.len(), right, 0);
+                    draft.extend([N_VOCAB - 1, 5]);
+                    draft
+                });
+                assert_eq!(found, wanted, "{arch}, {right}");
+                assert!(behind == states(&mut **backend, 0), "{arch}, {right}");
+            }
+        }
+    }
 }
 
 #[test]
