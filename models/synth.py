@@ -6,6 +6,10 @@ Quantized weights are random bits with scales set so that a forward pass behaves
 model's: every activation stays finite, logits have a standard deviation of about 3, no control
 token is ever likely, and the text depends on all of the prompt. The same arguments give the same
 bytes. Needs NumPy alone.
+
+With --known the next token is known, for measurements of drafts: layers add nothing to the stream,
+and the head's row of each token is what the embedding's is of the token before it (`followers`).
+Sizes, shapes and what a step computes are as without; the rows need the engine's quantizers.
 """
 
 from __future__ import annotations
@@ -41,6 +45,20 @@ ROUTER = 2.0
 #: Gain of a row for a control token: such a token's logit stays far below the largest.
 QUIET = 0.125
 
+
+#: Gain of a matrix whose output is added to the stream and is to change nothing: of scales in 16
+#: bits none is left, of others nothing that float32 keeps beside an embedding.
+SILENT = 2.0**-100
+#: Matrices whose outputs are added to the stream.
+ADDED = {
+    "attn_output",
+    "ffn_down",
+    "ffn_down_exps",
+    "ffn_down_shexp",
+    "ssm_out",
+    "out_proj",
+    "proj",
+}
 
 #: Numbers of `pooling_type`.
 POOLING = {"mean": 1, "last": 3}
@@ -458,14 +476,19 @@ def write(
     seed: int = 0,
     vocab: str | os.PathLike[str] | None = None,
     threads: int | None = None,
+    known: bool = False,
 ) -> int:
     """Writes the model and returns the size of the file in bytes.
 
     `mix` is a type, one of `mix.MIXES`, or types joined by "+" for the layers in turn; `vocab` a
-    GGUF whose tokenizer is taken over instead of a made-up one.
+    GGUF whose tokenizer is taken over instead of a made-up one; `known` makes a model whose next
+    token is that of `followers`.
     """
+    if known and shape.tied:
+        raise ValueError(f"{shape.name} has no head of its own; use a shape whose head is not tied")
     tokenizer, placed = _layout(shape, mix, vocab)
     quiet = vocabulary.controls(tokenizer)
+    rows = _known_rows(shape, quiet) if known else {}
 
     with Path(path).open("wb", buffering=0) as file:
         start, end = _write_frame(file, metadata(shape, mix) | tokenizer, placed)
@@ -474,16 +497,25 @@ def write(
             index, first, count = job
             tensor, kind = placed[index]
             rng = np.random.Generator(np.random.SFC64([seed, index, first]))
-            if len(tensor.shape) == 1:
-                data = _vector(shape, tensor.name, tensor.shape[0], rng).view(np.uint8)
+            if tensor.name in rows:
+                data = _known(shape, kind, rows[tensor.name], quiet, seed, first, count)
+            elif len(tensor.shape) == 1:
+                values = _vector(shape, tensor.name, tensor.shape[0], rng)
+                if known and tensor.name.endswith(".bias") and _part(tensor.name) in ADDED:
+                    values[:] = 0
+                data = values.view(np.uint8)
             else:
-                data = _matrix(shape, tensor, kind, first, count, rng, quiet)
+                gain = SILENT if known and _part(tensor.name) in ADDED else 1.0
+                data = _matrix(shape, tensor, kind, first, count, rng, quiet, gain)
             os.pwrite(file.fileno(), data.data, start + tensor.offset + first * kind.size)
 
         jobs = []
         for index, (tensor, kind) in enumerate(placed):
             blocks = tensor.n_bytes // kind.size
             step = PORTION // kind.size if len(tensor.shape) > 1 else blocks
+            if tensor.name in rows:
+                per_row = tensor.shape[0] // kind.elems
+                step = max(step // per_row, 1) * per_row
             jobs += [(index, at, min(step, blocks - at)) for at in range(0, blocks, step)]
         with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
             for _ in pool.map(make, jobs):
@@ -502,16 +534,19 @@ def outline(path: str | os.PathLike[str], shape: Shape, mix: str = "Q4_K_M") -> 
 Placed = list[tuple[gguf_io.Tensor, Kind]]
 
 
+def _tokenizer(shape: Shape, vocab: str | os.PathLike[str] | None) -> dict[str, bytes]:
+    """The tokenizer's keys."""
+    if vocab is not None:
+        return vocabulary.copied(vocab, shape.n_vocab)
+    tokenizer = vocabulary.made_up(shape.n_vocab, shape.pre)
+    return vocabulary.ended(tokenizer) if shape.pooling else tokenizer
+
+
 def _layout(
     shape: Shape, mix: str, vocab: str | os.PathLike[str] | None
 ) -> tuple[dict[str, bytes], Placed]:
     """The tokenizer's keys, and the tensors with their places and kinds."""
-    if vocab is None:
-        tokenizer = vocabulary.made_up(shape.n_vocab, shape.pre)
-        if shape.pooling:
-            tokenizer = vocabulary.ended(tokenizer)
-    else:
-        tokenizer = vocabulary.copied(vocab, shape.n_vocab)
+    tokenizer = _tokenizer(shape, vocab)
     names = {*KINDS, *mix.split("+")} - set(mixes.MIXES)
     kinds = {name: kind_of(name) for name in names}
     elems = {name: kind.elems for name, kind in kinds.items()}
@@ -542,12 +577,13 @@ def _matrix(
     count: int,
     rng: np.random.Generator,
     quiet: list[int],
+    gain: float = 1.0,
 ) -> Bytes:
-    """Blocks `first` to `first + count` of a matrix."""
+    """Blocks `first` to `first + count` of a matrix of `gain` times the usual deviation."""
     n_bytes = count * kind.size
     words = rng.integers(0, 2**64, -(-n_bytes // 8), dtype=np.uint64)
     blocks = words.view(np.uint8)[:n_bytes].reshape(count, kind.size)
-    sigma = deviation(shape, tensor.name, tensor.shape[0])
+    sigma = deviation(shape, tensor.name, tensor.shape[0]) * gain
     # Rows of the vocabulary's matrices that belong to control tokens are made again, smaller.
     spare = blocks.copy() if tensor.name in ("token_embd.weight", "output.weight") else None
     kind.fill(blocks, sigma)
@@ -562,6 +598,75 @@ def _matrix(
     return blocks.reshape(-1)
 
 
+def followers(shape: Shape, vocab: str | os.PathLike[str] | None = None) -> NDArray[np.int64]:
+    """Of a model made with `known`: the token after each. Ordinary tokens follow each other in the
+    order of their numbers, the first one behind the last; behind others, -1, nothing is known."""
+    return _followers(shape, vocabulary.controls(_tokenizer(shape, vocab)))
+
+
+def _followers(shape: Shape, quiet: list[int]) -> NDArray[np.int64]:
+    ordinary = np.setdiff1d(np.arange(shape.n_vocab), quiet)
+    after = np.full(shape.n_vocab, -1)
+    after[ordinary] = np.roll(ordinary, -1)
+    return after
+
+
+def drafted(after: NDArray[np.int64], first: int, right: int, rounds: int) -> list[int]:
+    """A prompt that ends with `first`, so that the tokens from there on are known (`after`); of what
+    stands in it behind the last two of them `right` tokens are right, and the next one is wrong,
+    for so many `rounds`: so far what prompt lookup drafts is accepted."""
+    # Behind no run that is looked for, wherever it stands.
+    wrong = int(np.flatnonzero(after == first)[0])
+    prompt: list[int] = []
+    at = first
+    for _ in range(rounds):
+        run = [at]
+        while len(run) < right + 2:
+            run.append(int(after[run[-1]]))
+        prompt += [*run, wrong]
+        at = run[right + 1]
+    return [*prompt, first]
+
+
+def _part(name: str) -> str:
+    """What a tensor is of, by its name."""
+    return name.split(".")[-2]
+
+
+def _known_rows(shape: Shape, quiet: list[int]) -> dict[str, NDArray[np.int64]]:
+    """Of each row of the vocabulary's matrices by which number its weights are drawn: rows of one
+    number are alike, whatever their types."""
+    own = np.arange(shape.n_vocab)
+    head = own + shape.n_vocab
+    after = _followers(shape, quiet)
+    head[after[after >= 0]] = own[after >= 0]
+    return {"token_embd.weight": own, "output.weight": head}
+
+
+def _known(
+    shape: Shape,
+    kind: Kind,
+    numbers: NDArray[np.int64],
+    quiet: list[int],
+    seed: int,
+    first: int,
+    count: int,
+) -> Bytes:
+    """Blocks of whole rows, from block `first` on, drawn by their numbers."""
+    from onegraph import _native
+
+    name = next(t[0] for t in _native.quant_types() if t[1] == kind.type_id)
+    per_row = shape.n_embd // kind.elems
+    rows = range(first // per_row, (first + count) // per_row)
+    values = np.empty((len(rows), shape.n_embd), np.float32)
+    for row, to in zip(rows, values, strict=True):
+        rng = np.random.Generator(np.random.SFC64([seed, int(numbers[row])]))
+        rng.standard_normal(out=to, dtype=np.float32)
+        to *= QUIET if row in quiet else 1.0
+    values *= np.float32(deviation(shape, "token_embd.weight", shape.n_embd))
+    return np.frombuffer(_native.quantize(name, values), np.uint8)
+
+
 def main(argv: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Write a GGUF with random weights.")
@@ -570,11 +675,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("-o", "--output", required=True, type=Path)
     parser.add_argument("--seed", default=0, type=int)
     parser.add_argument("--vocab", type=Path, help="a GGUF to take the tokenizer from")
+    parser.add_argument("--known", action="store_true", help="the next token is known")
     args = parser.parse_args(argv)
     started = time.perf_counter()
     try:
         shape = shapes.find(args.shape)
-        size = write(args.output, shape, args.mix, seed=args.seed, vocab=args.vocab)
+        more = {"seed": args.seed, "vocab": args.vocab, "known": args.known}
+        size = write(args.output, shape, args.mix, **more)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     seconds = time.perf_counter() - started

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import shapes
+import synth
+from support.card_process import few_layers
 
 pytestmark = pytest.mark.thorough
 
@@ -49,7 +53,17 @@ with onegraph.LLM(path, n_ctx=192, max_batch=3, kv_type=kv_type, device="cuda") 
 
 @pytest.mark.parametrize("kv_type", ["i16", "q8_0"])
 def test_lookups_draw_what_steps_draw(on_card: Any, kv_type: str) -> None:
-    found = on_card(ROUNDS, kv_type=kv_type)
+    judge(on_card(ROUNDS, kv_type=kv_type))
+
+
+@pytest.mark.parametrize("shape", ["tiny-qwen35", "tiny-qwen35moe", "tiny-lfm2"])
+def test_states_roll_back(on_card: Any, tmp_path: Path, shape: str) -> None:
+    path = tmp_path / "states.gguf"
+    synth.write(path, few_layers(shapes.find(shape)), "Q4_K_M", seed=1)
+    judge(on_card(ROUNDS, path=path, kv_type="i16"))
+
+
+def judge(found: dict[str, Any]) -> None:
     assert found["drafted"] == found["plain"]
     tokens = [own[0] for own in found["plain"]]
     assert found["together"] == found["again"] == tokens

@@ -8,8 +8,6 @@ from typing import Any
 
 import onegraph
 import pytest
-import shapes
-import synth
 from onegraph import LLM, Result
 
 pytestmark = pytest.mark.thorough
@@ -100,14 +98,3 @@ def test_what_was_drafted_is_counted(smollm2: Path) -> None:
         stats = llm.stats()
         assert stats.drafted_tokens == sum(r.usage.drafted_tokens for r in results) > 0
         assert stats.accepted_tokens == sum(r.usage.accepted_tokens for r in results) > 0
-
-
-@pytest.mark.parametrize("shape", ["tiny-qwen35", "tiny-lfm2"])
-def test_models_with_states_refuse_it(tmp_path: Path, shape: str) -> None:
-    path = tmp_path / "states.gguf"
-    synth.write(path, shapes.find(shape), "Q8_0", seed=1)
-    with LLM(path, device="cpu") as llm:
-        said = r"prompt_lookup_num_tokens = 4: layers of this model keep a state.*; use 0"
-        with pytest.raises(onegraph.ArgumentError, match=said):
-            llm.generate([5, 6], max_tokens=2, prompt_lookup_num_tokens=4)
-        assert llm.generate([5, 6], max_tokens=2, ignore_eos=True).token_ids

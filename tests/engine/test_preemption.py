@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -52,8 +53,12 @@ def both(model: Path) -> Any:
         yield alone, llm
 
 
+LOOKUP = {"prompt_lookup_num_tokens": 7}
+#: Tokens so few that they repeat, for drafts of them.
+FEW: dict[str, Any] = {"logit_bias": {token: math.inf for token in (60, 61)}}
+
 #: A request: a beginning that others have too, tokens of its own, an answer's length, a seed, a
-#: priority, and the pieces after which it is given up.
+#: priority, the pieces after which it is given up, and whether it has drafts.
 REQUESTS = st.lists(
     st.tuples(
         st.integers(0, 130),
@@ -62,6 +67,7 @@ REQUESTS = st.lists(
         st.integers(0, 2**32),
         st.integers(-3, 3),
         st.one_of(st.none(), st.none(), st.none(), st.integers(1, 60)),
+        st.booleans(),
     ),
     min_size=3,
     max_size=9,
@@ -75,11 +81,12 @@ REQUESTS = st.lists(
 def test_each_sequence_equals_its_solo_run(both: tuple[LLM, LLM], requests: list[Any]) -> None:
     alone, llm = both
     asked = []
-    for shared, own, n, seed, priority, _ in requests:
+    for shared, own, n, seed, priority, _, drafts in requests:
         prompt = words(130, 1)[:shared] + words(own, seed)
         options = {"max_tokens": min(n, 255 - len(prompt)), "temperature": 1.0, "seed": seed}
-        asked.append((prompt, {**options, "ignore_eos": True}, priority))
-    streams = [llm.generate(p, stream=True, priority=at, **o) for p, o, at in asked]
+        options |= {"ignore_eos": True, **(FEW if drafts else {})}
+        asked.append((prompt, options, {"priority": priority} | (LOOKUP if drafts else {})))
+    streams = [llm.generate(p, stream=True, **o, **more) for p, o, more in asked]
     found: list[list[int]] = [[] for _ in streams]
 
     def read(i: int) -> None:

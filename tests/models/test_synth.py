@@ -54,6 +54,31 @@ def test_the_last_token_depends_on_the_first(name: str, tmp_path: Path) -> None:
     assert np.abs(model.logits(ids)[-1] - model.logits(changed)[-1]).max() > 0.05
 
 
+def test_the_next_token_is_known_where_that_is_asked_for(tmp_path: Path) -> None:
+    shape = shapes.find("tiny-qwen3moe")
+    usual, known = tmp_path / "usual.gguf", tmp_path / "known.gguf"
+    synth.write(usual, shape, "Q4_K_M")
+    synth.write(known, shape, "Q4_K_M", known=True)
+    a, b = (gguf.GGUFReader(path).tensors for path in (usual, known))
+    for one, other in zip(a, b, strict=True):
+        assert (one.name, one.tensor_type, one.data_offset) == (
+            *(other.name, other.tensor_type),
+            other.data_offset,
+        )
+    assert usual.stat().st_size == known.stat().st_size
+    model, after = Reference(known), synth.followers(shape)
+    ids = [int(i) for i in np.random.default_rng(0).integers(3, shape.n_vocab, 24)]
+    ids = [token for token in ids if after[token] >= 0]
+    logits = model.logits(ids)
+    assert list(logits.argmax(axis=1)) == list(after[ids])
+    # At a temperature of 1 too.
+    assert np.exp(log_softmax(logits)).max(axis=1).min() > 1 - 1e-6
+    # Each ordinary token once.
+    assert sorted(after[after >= 0]) == list(np.flatnonzero(after >= 0))
+    with pytest.raises(ValueError, match="tiny-llama has no head of its own"):
+        synth.write(known, shapes.find("tiny-llama"), known=True)
+
+
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("mix", ["Q4_K_M", "F32", "Q8_0", "Q4_0+Q6_K+F16"])
 def test_the_file_is_what_its_shape_says(name: str, mix: str, tmp_path: Path) -> None:

@@ -452,36 +452,30 @@ pub trait Backend: Send {
     /// the index, penalties and ends that steps of one token would have, for as long as what it drew is
     /// the draft's next token. So its tokens are those that it would have drawn without; a step gives at
     /// least one and at most one more than were drafted. Of what a wrong draft left in the cache nothing
-    /// is ever read.
+    /// is ever read, and its states are those behind the last row that counted.
     ///
     /// # Errors
     /// As [`Backend::decode`]; [`Error::Internal`] where it is not [`Backend::is_settled`], for a token of
-    /// no vocabulary, too many rows, and a plan that keeps states, which do not go back.
+    /// no vocabulary and too many rows.
     fn decode_drafted(&mut self, drafts: &[Draft]) -> Result<()>;
 
-    /// Refuses drafts that no step can verify: of `rows` rows together with the tokens drawn last of
-    /// so many `sequences`.
+    /// Refuses drafts that no step can verify: of `rows` rows together with the tokens drawn last.
     ///
     /// # Errors
     /// As [`Backend::decode_drafted`].
-    fn check_round(&self, drafts: &[Draft], rows: usize, sequences: usize) -> Result<()> {
+    fn check_round(&self, drafts: &[Draft], rows: usize) -> Result<()> {
         let n_vocab = self.limits().n_vocab;
         let mut tokens = drafts.iter().flat_map(|draft| &draft.tokens);
         let wrong = if let Some(token) = tokens.find(|token| **token as usize >= n_vocab) {
             format!("token {token} of {n_vocab} is drafted")
-        } else if !self.is_settled() || rows > ROUND_ROWS.max(sequences) {
+        } else if !self.is_settled() || rows > ROUND_ROWS {
             let is_behind = !self.is_settled();
             format!("{rows} rows of drafts behind a step: {is_behind}")
-        } else if !self.verifies_drafts() {
-            "a draft for a state, which keeps it".into()
         } else {
             return Ok(());
         };
         Err(Error::Internal(wrong))
     }
-
-    /// Whether there are steps that verify drafts: a state that a plan keeps does not go back.
-    fn verifies_drafts(&self) -> bool;
 
     /// What a further row of a step takes, of the time of a step of one row. Nothing but the length of
     /// drafts depends on it.

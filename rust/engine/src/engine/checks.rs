@@ -21,15 +21,6 @@ impl Engine {
                 reason: format!("must be less than the {prompt} tokens of the prompt"),
             });
         }
-        if request.prompt_lookup > 0 && self.loaded.keeps_states {
-            return Err(Error::Argument {
-                name: "prompt_lookup_num_tokens",
-                value: request.prompt_lookup.to_string(),
-                reason: "layers of this model keep a state, which does not go back behind a token \
-                         that was drafted wrongly; use 0"
-                    .into(),
-            });
-        }
         Ok(prompt.saturating_add(request.max_tokens).min(n_ctx))
     }
 

@@ -274,6 +274,31 @@ impl Plan {
         self.states.iter().map(bytes).fold(0, usize::saturating_add)
     }
 
+    /// By state, how many numbers of a row bring it forward by that row: of a convolution its input, of the
+    /// delta rule `K`, `w` and `g` of each head. Backends keep them of rows that may turn out not to count.
+    pub fn kept_widths(&self) -> Vec<usize> {
+        let mut widths = vec![0; self.states.len()];
+        for op in &self.ops {
+            let (state, width) = match *op {
+                Op::ShortConv { state, out, .. } | Op::GatedConv { state, out, .. } => {
+                    (state, self.buffer(out).width)
+                }
+                Op::DeltaNet {
+                    state, out, n_head, ..
+                } => (
+                    state,
+                    self.buffer(out)
+                        .width
+                        .saturating_mul(2)
+                        .saturating_add(n_head),
+                ),
+                _ => continue,
+            };
+            widths[state.0] = width;
+        }
+        widths
+    }
+
     /// Adds a state.
     pub fn add_state(&mut self, name: String, width: usize) -> StateId {
         self.states.push(State { name, width });

@@ -8,8 +8,9 @@ use onegraph::backend::cpu::CpuBackend;
 use onegraph::backend::cuda::CudaBackend;
 use onegraph::backend::{
     Backend, Draft, Event, Finish, GpuOptions, GraphMode, Kind, RunnerOptions, SlotRequest,
-    ROUND_ROWS,
+    Weights, ROUND_ROWS,
 };
+use onegraph::error::Result;
 use onegraph::plan::Plan;
 use onegraph::quant;
 use onegraph::sampler::{random, Params};
@@ -43,13 +44,15 @@ fn card(
     Some(CudaBackend::new(0, plan.clone(), &**model, &options, &|_, _, _| Ok(())).unwrap())
 }
 
-/// Every backend there is, over a cache of each type that its heads have.
+/// Every backend there is, over a cache of each type that its heads have, and of models that keep states.
 fn each_backend(test: impl Fn(&str, &mut dyn Backend)) {
     let folder = Folder::new();
-    let (model, plan) = card_model::open(&folder, "Q8_0", 32);
-    for kv_type in ["i16", "f32", "q8_0"] {
+    let states = card_model::WITH_STATES.map(|arch| (arch, "i16"));
+    let caches = ["i16", "f32", "q8_0"].map(|kv_type| ("llama", kv_type));
+    for (arch, kv_type) in caches.into_iter().chain(states) {
+        let (model, plan) = card_model::open_arch(&folder, arch, "Q8_0", 32);
         test(
-            &format!("cpu, {kv_type}"),
+            &format!("cpu, {arch}, {kv_type}"),
             &mut *cpu(&model, &plan, kv_type),
         );
         for mode in [GraphMode::Full, GraphMode::None] {
@@ -58,7 +61,7 @@ fn each_backend(test: impl Fn(&str, &mut dyn Backend)) {
                 ..GpuOptions::default()
             };
             if let Some(mut card) = card(&model, &plan, kv_type, gpu) {
-                test(&format!("card, {kv_type}, {mode:?}"), &mut card);
+                test(&format!("card, {arch}, {kv_type}, {mode:?}"), &mut card);
             }
         }
     }
@@ -116,7 +119,17 @@ fn begin(backend: &mut dyn Backend, slot: usize, request: &SlotRequest) {
 fn generate(
     backend: &mut dyn Backend,
     requests: &[SlotRequest],
+    draft: impl FnMut(usize, &[Event]) -> Vec<u32>,
+) -> Vec<Vec<Event>> {
+    generate_seen(backend, requests, draft, |_, _| ())
+}
+
+/// The same, where `see` is shown the backend behind every step, and how many tokens slot 0 drew.
+fn generate_seen(
+    backend: &mut dyn Backend,
+    requests: &[SlotRequest],
     mut draft: impl FnMut(usize, &[Event]) -> Vec<u32>,
+    mut see: impl FnMut(&mut dyn Backend, usize),
 ) -> Vec<Vec<Event>> {
     for (slot, request) in requests.iter().enumerate() {
         begin(backend, slot, request);
@@ -130,6 +143,7 @@ fn generate(
             assert!(!has_ended(own), "{event:?} behind the end");
             own.push(event);
         }
+        see(backend, events[0].len());
         let live: Vec<usize> = (0..events.len())
             .filter(|s| !has_ended(&events[*s]))
             .collect();
@@ -244,8 +258,16 @@ fn a_sequence_ends_inside_a_draft_where_it_would_without() {
     });
 }
 
+/// The bytes of the states of `slot`.
+fn states(backend: &mut dyn Backend, slot: usize) -> Vec<u8> {
+    let storage = backend.storage().unwrap();
+    let mut bytes = vec![0u8; storage.state_bytes()];
+    storage.read_state(slot, &mut bytes).unwrap();
+    bytes
+}
+
 /// The rows of a draft that no steps of one token would have come to make no sequence fail, and the keys
-/// of a wrong one are nobody's.
+/// of a wrong one are nobody's, nor is what a state would be behind it.
 #[test]
 fn a_wrong_draft_leaves_nothing_behind() {
     each_backend(|name, backend| {
@@ -257,7 +279,7 @@ fn a_wrong_draft_leaves_nothing_behind() {
             let mut bytes = vec![0u8; page_bytes];
             let storage = backend.storage().unwrap();
             storage.read_page(Kind::Whole, 1, &mut bytes).unwrap();
-            bytes
+            (bytes, states(backend, 0))
         };
         assert!(fed >= 64, "a whole page");
         let without = pages(backend);
@@ -268,6 +290,105 @@ fn a_wrong_draft_leaves_nothing_behind() {
         assert_eq!(found[0], wanted, "{name}");
         assert!(without == pages(backend), "{name}: the page that it fed");
     });
+}
+
+/// Behind every round a state is that of steps of the same tokens, whichever of them ended the sequence;
+/// and rounds leave the states of other slots as they are.
+#[test]
+fn a_state_goes_forward_by_the_rows_that_count() {
+    each_backend(|name, backend| {
+        let request = &asked()[3];
+        let mut behind = Vec::new();
+        let wanted = generate_seen(backend, std::slice::from_ref(request), |_, _| Vec::new(), {
+            |backend, _| behind.push(states(backend, 0))
+        });
+        if behind[0].is_empty() {
+            return;
+        }
+        assert!(behind.windows(2).all(|two| two[0] != two[1]), "{name}");
+        for (right, wrong) in [(0, 1), (1, 6), (2, 2), (3, 0), (9, 1), (4, 20)] {
+            let idle: Vec<_> = (1..SLOTS).map(|slot| states(backend, slot)).collect();
+            let draft =
+                |_: usize, drawn: &[Event]| forced(&wanted[0], request, drawn.len(), right, wrong);
+            let found = generate_seen(backend, std::slice::from_ref(request), draft, {
+                |backend, drawn| {
+                    // Behind a prompt one token is drawn, behind each row that counts another.
+                    let same = states(backend, 0) == behind[drawn - 1];
+                    assert!(same, "{name}, {right}, {wrong}: behind {drawn} tokens");
+                }
+            });
+            assert_eq!(found, wanted, "{name}, {right}, {wrong}");
+            let after: Vec<_> = (1..SLOTS).map(|slot| states(backend, slot)).collect();
+            assert!(idle == after, "{name}: states of slots that had no rows");
+        }
+    });
+}
+
+/// A model whose last token's embedding is no numbers.
+struct Poisoned {
+    model: Arc<Model>,
+    table: Vec<u8>,
+}
+
+const TABLE: &str = "token_embd.weight";
+
+impl Poisoned {
+    fn new(model: &Arc<Model>) -> Self {
+        let mut table = model.bytes(TABLE).unwrap().to_vec();
+        let ty = quant::by_name("Q8_0").unwrap();
+        let last = table.len() - 64 / ty.block_elems * ty.block_bytes;
+        for block in table[last..].chunks_exact_mut(ty.block_bytes) {
+            // An infinite scale.
+            block[..2].copy_from_slice(&0x7c00u16.to_le_bytes());
+        }
+        let model = model.clone();
+        Self { model, table }
+    }
+}
+
+impl Weights for Poisoned {
+    fn bytes(&self, name: &str) -> Result<&[u8]> {
+        match name {
+            TABLE => Ok(&self.table),
+            _ => self.model.bytes(name),
+        }
+    }
+}
+
+/// A draft that cannot be computed is no sequence's fault: what it draws, and its state, are those without.
+#[test]
+fn a_draft_that_is_no_numbers_is_as_if_there_had_been_none() {
+    let folder = Folder::new();
+    let mut request = asked().remove(0);
+    request.sampling.logit_bias.insert(N_VOCAB - 1, -1e6);
+    for arch in card_model::WITH_STATES {
+        let (model, plan) = card_model::open_arch(&folder, arch, "Q8_0", 32);
+        let weights = Arc::new(Poisoned::new(&model));
+        let options = runner("i16", GpuOptions::default());
+        let cpu = CpuBackend::new(plan.clone(), weights.clone(), &options).unwrap();
+        let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(cpu)];
+        if card::context().is_some() {
+            let card = CudaBackend::new(0, plan, &*weights, &options, &|_, _, _| Ok(())).unwrap();
+            backends.push(Box::new(card));
+        }
+        for backend in &mut backends {
+            let one = std::slice::from_ref(&request);
+            let wanted = generate(&mut **backend, one, |_, _| Vec::new());
+            assert!(wanted[0]
+                .iter()
+                .all(|e| e.finish.is_none() || e.index == 39));
+            let behind = states(&mut **backend, 0);
+            for right in 0..3 {
+                let found = generate(&mut **backend, one, |_, drawn| {
+                    let mut draft = forced(&wanted[0], &request, drawn.len(), right, 0);
+                    draft.extend([N_VOCAB - 1, 5]);
+                    draft
+                });
+                assert_eq!(found, wanted, "{arch}, {right}");
+                assert!(behind == states(&mut **backend, 0), "{arch}, {right}");
+            }
+        }
+    }
 }
 
 #[test]

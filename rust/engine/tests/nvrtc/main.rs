@@ -21,6 +21,7 @@ use onegraph::backend::cuda::driver::peaks;
 use onegraph::backend::cuda::driver::source::{Source, Variant};
 use onegraph::backend::cuda::lower::layout::repack_variant;
 use onegraph::backend::cuda::lower::lowering::{Pass, Path};
+use onegraph::backend::cuda::lower::rounds::Drawn;
 use onegraph::backend::cuda::lower::sample;
 use onegraph::backend::cuda::run::card::Card;
 use onegraph::backend::cuda::study::exact_sums;
@@ -82,7 +83,8 @@ fn model_of_context(
 fn add(kernels: &mut HashSet<Variant>, card: &Card) {
     let steps = [1, 8, 64].map(|n| (n, n, Path::Decode));
     let prompt = (PROMPT, 1, Path::Prefill { steps: 0 });
-    for (rows, out, path) in steps.into_iter().chain([prompt]) {
+    let round = (8, 8, Path::Round);
+    for (rows, out, path) in steps.into_iter().chain([prompt, round]) {
         let pass = |hidden| Pass {
             rows,
             out,
@@ -101,6 +103,14 @@ fn add(kernels: &mut HashSet<Variant>, card: &Card) {
             kernels.extend(card.specs(&pass).unwrap().into_iter().map(|s| s.variant));
         }
     }
+    let commits = card.commits(&Drawn {
+        rows: 8,
+        inputs: card.rows.inputs(),
+        ring: 0,
+        step: 0,
+        max_rows: 64,
+    });
+    kernels.extend(commits.into_iter().map(|s| s.variant));
 }
 
 /// The most used card, and one other, which the texts of the kernels deal: each change of them may deal

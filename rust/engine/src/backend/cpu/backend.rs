@@ -303,6 +303,20 @@ impl CpuBackend {
         Ok(with_draft)
     }
 
+    /// [`CpuBackend::decode_rows`], of rows some of which may not count: the states go forward by the others.
+    fn decode_round(&mut self, rows: &[Rows]) -> Result<Vec<usize>> {
+        self.interpreter.states.is_round = true;
+        let undrawn = self.decode_rows(rows);
+        self.interpreter.states.is_round = false;
+        let mut first = 0;
+        for own in rows {
+            let fed = self.sequence(own.slot)?.position - own.position;
+            self.interpreter.commit(own.slot, first, fed);
+            first += own.tokens.len();
+        }
+        undrawn
+    }
+
     /// Computes `rows`; returns the slots that failed, and those of them that had a draft.
     fn compute_rows(&mut self, rows: &[Rows]) -> Result<(Vec<usize>, Vec<usize>)> {
         let (mut failed, mut undrawn) = (Vec::new(), Vec::new());
@@ -514,19 +528,16 @@ impl Backend for CpuBackend {
     fn decode_drafted(&mut self, drafts: &[Draft]) -> Result<()> {
         let mut rows = self.rows(drafts);
         let all: usize = rows.iter().map(|own| own.tokens.len()).sum();
-        self.check_round(drafts, all, rows.len())?;
+        self.check_round(drafts, all)?;
         self.queued = true;
-        let undrawn = self.decode_rows(&rows)?;
+        let undrawn = self.decode_round(&rows)?;
         rows.retain_mut(|own| {
             own.tokens.truncate(1);
+            own.drawn = 1;
             undrawn.contains(&own.slot)
         });
         // Once more as if nothing had been drafted.
         self.decode_rows(&rows).map(|_| ())
-    }
-
-    fn verifies_drafts(&self) -> bool {
-        self.interpreter.plan().states.is_empty()
     }
 
     fn row_cost(&self) -> f32 {

@@ -82,7 +82,7 @@ impl Interpreter {
         };
         let angles = plan.ropes.iter().map(angles).collect();
         let kv = KvCache::new(KvPages::new(&plan, options)?)?;
-        let states = States::new(&plan.states, options.n_slots)?;
+        let states = States::new(&plan, options.n_slots)?;
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(options.threads)
             .thread_name(|i| format!("onegraph-cpu-{i}"))
@@ -143,6 +143,12 @@ impl Interpreter {
     /// Runs `f` on the worker threads.
     pub(super) fn install<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         self.pool.install(f)
+    }
+
+    /// As [`States::commit`], of the last pass.
+    pub fn commit(&mut self, slot: usize, first: usize, rows: usize) {
+        let (pool, level) = (self.pool.clone(), self.level);
+        pool.install(|| self.states.commit(level, slot, first, rows));
     }
 
     /// The rows of a buffer after a step.

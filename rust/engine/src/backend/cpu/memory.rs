@@ -4,7 +4,7 @@
 use super::experts::Gathered;
 use super::rowwise::Normed;
 use super::{attention, matvec};
-use crate::backend::{Kind, KvPages, Needs, RunnerOptions};
+use crate::backend::{Kind, KvPages, Needs, RunnerOptions, ROUND_ROWS};
 use crate::error::{Error, Result};
 use crate::plan::signature::Role;
 use crate::plan::{self, Op, Plan, WeightId};
@@ -52,14 +52,16 @@ pub fn needs(plan: &Plan, options: &RunnerOptions) -> Result<Needs> {
     })
 }
 
-/// The plan's buffers, the expanded vectors, and the angles of the rows.
+/// The plan's buffers, the expanded vectors, the angles of the rows, states, and what rounds keep of them.
 fn activations(plan: &Plan, options: &RunnerOptions) -> u64 {
     let rows = most_rows(options);
     let buffers = plan.buffers.iter().map(|b| b.bytes(rows, options.n_slots));
     let vectors = plan.weights.iter().filter(|w| w.n_out == 1);
     let vectors = vectors.map(|w| w.vector_len().saturating_mul(size_of::<f32>()));
     let states = plan.state_bytes().saturating_mul(options.n_slots);
-    let all = buffers.chain(vectors);
+    let kept = plan.kept_widths().into_iter();
+    let kept = kept.map(|width| width.saturating_mul(ROUND_ROWS * size_of::<f32>()));
+    let all = buffers.chain(vectors).chain(kept);
     let all = all.chain([plan.rope_bytes(rows), states]);
     sum(all.map(|bytes| bytes as u64))
 }

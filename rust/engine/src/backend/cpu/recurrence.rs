@@ -8,9 +8,9 @@ use super::reserve::filled;
 use super::rowwise::{root_factor, sum_of_squares};
 use super::simd::{self, Isa, Level, Task};
 use crate::backend::storage::check_bytes;
-use crate::backend::{check_state, not_below, Batch};
+use crate::backend::{check_state, not_below, Batch, ROUND_ROWS};
 use crate::error::{Error, Result};
-use crate::plan::State;
+use crate::plan::{Op, Plan};
 use crate::sampler::math;
 
 /// Most numbers of a head of the delta rule.
@@ -21,6 +21,13 @@ pub struct States {
     /// By the plan's states, `[n_slots][width]`.
     values: Vec<Vec<f32>>,
     n_slots: usize,
+    /// By the plan's states, what a round keeps of its rows, `[ROUND_ROWS][width]`: of a convolution its
+    /// inputs; of the delta rule `K`, `w` and `g` of each head, `[n_head][2 * head_dim + 1]`.
+    kept: Vec<Vec<f32>>,
+    /// By the plan's states, the numbers of a head, of those of the delta rule.
+    head_dims: Vec<Option<usize>>,
+    /// Whether passes leave the states as they are and keep what [`States::commit`] needs.
+    pub is_round: bool,
 }
 
 /// The rows of one sequence in a batch.
@@ -37,12 +44,52 @@ impl States {
     ///
     /// # Errors
     /// [`Error::Memory`].
-    pub fn new(states: &[State], n_slots: usize) -> Result<Self> {
-        let values = |s: &State| filled(s.width.saturating_mul(n_slots), 0.0, "the states");
+    pub fn new(plan: &Plan, n_slots: usize) -> Result<Self> {
+        let zeros = |width: usize, n: usize| filled(width.saturating_mul(n), 0.0, "the states");
+        let values = plan.states.iter().map(|s| zeros(s.width, n_slots));
+        let kept = plan.kept_widths().into_iter();
+        let kept = kept.map(|width| zeros(width, ROUND_ROWS));
+        let mut head_dims = vec![None; plan.states.len()];
+        for op in &plan.ops {
+            if let Op::DeltaNet {
+                state, head_dim, ..
+            } = op
+            {
+                head_dims[state.0] = Some(*head_dim);
+            }
+        }
         Ok(Self {
-            values: states.iter().map(values).collect::<Result<_>>()?,
+            values: values.collect::<Result<_>>()?,
             n_slots,
+            kept: kept.collect::<Result<_>>()?,
+            head_dims,
+            is_round: false,
         })
+    }
+
+    /// Brings the states of `slot` forward by so many of its `rows` of the round's pass, from the row
+    /// `first` of that on: the bits are those of passes over these rows alone.
+    pub fn commit(&mut self, level: Level, slot: usize, first: usize, rows: usize) {
+        let both = self.values.iter_mut().zip(&self.kept);
+        for ((values, kept), head_dim) in both.zip(&self.head_dims) {
+            let width = values.len() / self.n_slots.max(1);
+            let state = &mut values[slot * width..(slot + 1) * width];
+            let kept_width = kept.len() / ROUND_ROWS;
+            let rows = &kept[first * kept_width..(first + rows) * kept_width];
+            if let Some(dim) = *head_dim {
+                let heads = state.par_chunks_exact_mut(dim * dim).enumerate();
+                heads.for_each(|(head, state)| {
+                    let rows = rows.chunks_exact(kept_width);
+                    let of_head = head * (2 * dim + 1)..(head + 1) * (2 * dim + 1);
+                    let rows = rows.map(|row| &row[of_head.clone()]).collect();
+                    simd::run(level, Updates { state, dim, rows });
+                });
+            } else {
+                let newest = rows.len().min(width);
+                state.copy_within(newest.., 0);
+                state[width - newest..].copy_from_slice(&rows[rows.len() - newest..]);
+            }
+        }
     }
 
     /// The states of `slot`, one after another.
@@ -101,11 +148,16 @@ impl States {
         self.write(slot, &bytemuck::pod_collect_to_vec::<u8, f32>(from))
     }
 
-    /// The states numbered `at` of the sequences of a batch, with their rows; padding has none.
+    /// The states numbered `at` of the sequences of a batch, with their rows; padding has none. And of a
+    /// round, where to keep what of its rows.
     ///
     /// # Errors
-    /// [`Error::Internal`] where rows of a sequence are apart.
-    fn of(&mut self, at: usize, batch: &Batch<'_>) -> Result<Vec<(Run, &mut [f32])>> {
+    /// [`Error::Internal`] where rows of a sequence are apart, or too many for a round.
+    fn of(&mut self, at: usize, batch: &Batch<'_>) -> Result<(Vec<(Run, &mut [f32])>, &mut [f32])> {
+        if self.is_round && batch.slots.len() > ROUND_ROWS {
+            let rows = batch.slots.len();
+            return Err(Error::Internal(format!("a round of {rows} rows")));
+        }
         let mut runs = Vec::new();
         let mut first = 0;
         for rows in batch.slots.chunk_by(|a, b| a == b) {
@@ -139,7 +191,11 @@ impl States {
                 found.push((run, state));
             }
         }
-        Ok(found)
+        let kept = match self.is_round {
+            true => &mut self.kept[at][..],
+            false => &mut [],
+        };
+        Ok((found, kept))
     }
 }
 
@@ -182,12 +238,22 @@ impl ShortConv<'_> {
             Around::Nothing | Around::Silu => 1,
         };
         out.fill(0.0);
-        for (run, state) in states.of(at, batch)? {
+        let (runs, kept) = states.of(at, batch)?;
+        for (run, state) in runs {
             let (first, end) = (run.first * channels, (run.first + run.rows) * channels);
+            let mut copy = Vec::new();
+            let kept = kept.get_mut(first..end);
             let task = Convolution {
                 op: self,
                 x: &self.x[parts * first..parts * end],
-                state,
+                state: match kept.is_some() {
+                    true => {
+                        copy.extend_from_slice(state);
+                        &mut copy
+                    }
+                    false => state,
+                },
+                kept: kept.unwrap_or_default(),
                 out: &mut out[first..end],
             };
             simd::run(level, task);
@@ -202,6 +268,8 @@ struct Convolution<'a, 'b> {
     x: &'a [f32],
     /// `[taps - 1][channels]`.
     state: &'b mut [f32],
+    /// Takes the inputs of a round, `[rows][channels]`; else empty.
+    kept: &'b mut [f32],
     /// Zeros.
     out: &'b mut [f32],
 }
@@ -211,7 +279,14 @@ impl Task for Convolution<'_, '_> {
 
     #[inline(always)]
     fn run<I: Isa>(self) {
-        let Self { op, x, state, out } = self;
+        let Self {
+            op,
+            x,
+            state,
+            kept,
+            out,
+        } = self;
+        let mut kept = kept.chunks_exact_mut(op.weight.len() / op.taps);
         let channels = op.weight.len() / op.taps;
         let newest = state.len() - channels;
         let rows = x.chunks_exact(x.len() / out.len().max(1) * channels);
@@ -235,6 +310,9 @@ impl Task for Convolution<'_, '_> {
                 inputs.copy_from_slice(row);
             }
             add(op.taps - 1, inputs);
+            if let Some(kept) = kept.next() {
+                kept.copy_from_slice(inputs);
+            }
             match op.around {
                 Around::Nothing => {}
                 Around::Silu => out.iter_mut().for_each(|y| *y *= sigmoid(*y)),
@@ -275,6 +353,40 @@ struct Head<'a, 'b> {
     state: &'b mut [f32],
     /// `[rows][head_dim]`.
     out: Vec<&'b mut [f32]>,
+    /// Of a round, `[rows][2 * head_dim + 1]`; else empty.
+    kept: Vec<&'b mut [f32]>,
+}
+
+/// The updates of a head's state by rows that were kept.
+struct Updates<'a> {
+    /// `[head_dim][head_dim]`.
+    state: &'a mut [f32],
+    dim: usize,
+    /// Of each `K`, `w` and `g`.
+    rows: Vec<&'a [f32]>,
+}
+
+impl Task for Updates<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self) {
+        for row in self.rows {
+            let (k, rest) = row.split_at(self.dim);
+            let (w, g) = rest.split_at(self.dim);
+            update(self.state, self.dim, (k, w, g[0]));
+        }
+    }
+}
+
+/// `S[i][c] = fma(K[i], w[c], g * S[i][c])`.
+#[inline(always)]
+fn update(state: &mut [f32], dim: usize, (k, w, g): (&[f32], &[f32], f32)) {
+    for (row, k) in state.chunks_exact_mut(dim).zip(k) {
+        for (s, w) in row.iter_mut().zip(w) {
+            *s = k.mul_add(*w, g * *s);
+        }
+    }
 }
 
 impl DeltaNet<'_> {
@@ -298,16 +410,20 @@ impl DeltaNet<'_> {
         // By row and head.
         let mut outs: Vec<Option<&mut [f32]>> = out.chunks_exact_mut(dim).map(Some).collect();
         let mut heads = Vec::new();
-        for (run, state) in states.of(at, batch)? {
+        let (runs, kept) = states.of(at, batch)?;
+        let mut kept: Vec<Option<&mut [f32]>> =
+            kept.chunks_exact_mut(2 * dim + 1).map(Some).collect();
+        for (run, state) in runs {
             for (head, state) in state.chunks_exact_mut(dim * dim).enumerate() {
-                let rows = run.first..run.first + run.rows;
-                let out = rows.filter_map(|row| outs[row * self.n_head + head].take());
+                let rows = (run.first..run.first + run.rows).map(|row| row * self.n_head + head);
+                let kept = rows.clone().filter_map(|at| kept.get_mut(at)?.take());
                 heads.push(Head {
                     op: self,
                     head,
                     first: run.first,
                     state,
-                    out: out.collect(),
+                    kept: kept.collect(),
+                    out: rows.filter_map(|at| outs[at].take()).collect(),
                 });
             }
         }
@@ -379,8 +495,18 @@ impl Task for Head<'_, '_> {
             first,
             state,
             out,
+            kept,
         } = self;
         let dim = op.head_dim;
+        let mut copy = Vec::new();
+        let state = match kept.is_empty() {
+            true => state,
+            false => {
+                copy.extend_from_slice(state);
+                &mut copy
+            }
+        };
+        let mut kept = kept.into_iter();
         let key = head % op.n_head_k;
         let scale = (1.0 / (dim as f64).sqrt()) as f32;
         let mut q = [0.0; MOST_HEAD_DIM];
@@ -397,11 +523,12 @@ impl Task for Head<'_, '_> {
             for (w, v) in sums.iter_mut().zip(v) {
                 *w = (-g).mul_add(*w, *v) * b;
             }
-            for (row, k) in state.chunks_exact_mut(dim).zip(&k) {
-                for (s, w) in row.iter_mut().zip(&sums) {
-                    *s = k.mul_add(*w, g * *s);
-                }
+            if let Some(kept) = kept.next() {
+                kept[..dim].copy_from_slice(&k[..dim]);
+                kept[dim..2 * dim].copy_from_slice(&sums[..dim]);
+                kept[2 * dim] = g;
             }
+            update(state, dim, (&k, &sums, g));
             weighted_rows(state, dim, &q, &mut sums);
             out.copy_from_slice(&sums[..dim]);
         }

@@ -76,8 +76,8 @@ proptest! {
     fn a_text_that_ends_fits_and_drafts_of_what_is_sure_change_nothing(
         constraint in constraints(), seed in 0u64..1000, greedy in any::<bool>(),
     ) {
-        let faults = |verifies_drafts| Faults { verifies_drafts, ..Faults::default() };
-        let (with, without) = (engine_with(1, faults(true)), engine_with(1, faults(false)));
+        let faults = |drops_drafts| Faults { drops_drafts, ..Faults::default() };
+        let (with, without) = (engine_with(1, faults(false)), engine_with(1, faults(true)));
         let mut request = asked(constraint.clone(), seed, 200);
         if greedy {
             request.sampling.temperature = 0.0;

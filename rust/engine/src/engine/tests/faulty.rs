@@ -10,8 +10,8 @@ pub struct Faults {
     pub error_at: Option<usize>,
     /// Of this step, the first event's sequence fails.
     pub fail_one_at: Option<usize>,
-    /// Whether there are steps that verify drafts.
-    pub verifies_drafts: bool,
+    /// Whether steps take no drafts.
+    pub drops_drafts: bool,
     /// Whether there are passes over prompts that are a step too.
     pub steps_beside: bool,
     /// Every step sleeps so long.
@@ -34,7 +34,7 @@ impl Default for Faults {
             panic_at: None,
             error_at: None,
             fail_one_at: None,
-            verifies_drafts: true,
+            drops_drafts: false,
             steps_beside: true,
             delay: Duration::ZERO,
             row_delay: Duration::ZERO,
@@ -163,13 +163,12 @@ impl Backend for Faulty {
         self.inner.draw()
     }
 
-    fn verifies_drafts(&self) -> bool {
-        self.faults.verifies_drafts
-    }
-
     fn decode_drafted(&mut self, drafts: &[Draft]) -> Result<()> {
         self.before_step()?;
-        self.inner.decode_drafted(drafts)
+        match self.faults.drops_drafts {
+            true => self.inner.decode_drafted(&[]),
+            false => self.inner.decode_drafted(drafts),
+        }
     }
 
     fn row_cost(&self) -> f32 {

@@ -326,10 +326,6 @@ impl Backend for Writes {
         self.inner.draw()
     }
 
-    fn verifies_drafts(&self) -> bool {
-        true
-    }
-
     fn decode_drafted(&mut self, _: &[crate::backend::Draft]) -> Result<()> {
         Ok(())
     }

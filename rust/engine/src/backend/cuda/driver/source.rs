@@ -259,6 +259,7 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
         "mix.cuh",
         "norm.cuh",
         "rotate.cuh",
+        "round.cuh",
         "route.cuh",
         "row.cuh",
         "row_superblock.cuh",

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::layout::Order;
 use super::params::KvView;
+use super::rounds::RoundAddresses;
 use super::shapes::Shapes;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::error::{Error, Result};
@@ -47,6 +48,7 @@ pub struct Addresses {
     pub cos_sin: Vec<u64>,
     /// By the plan's states, `[n_slots][width]` f32.
     pub states: Vec<u64>,
+    pub rounds: RoundAddresses,
     /// `[n_slots]` u64: see [`super::overflow`].
     pub overflows: u64,
     pub scratch: ScratchAddresses,
@@ -83,6 +85,8 @@ pub struct Inputs {
 pub enum Path {
     /// Steps.
     Decode,
+    /// Steps that verify drafts, which are rows of their sequence.
+    Round,
     /// Parts of prompts. The last `steps` rows are those of a step beside them, sequences of their own.
     Prefill { steps: usize },
 }
@@ -123,7 +127,7 @@ impl Pass {
     pub fn prompt_rows(&self) -> usize {
         match self.path {
             _ if self.one_row_per_sequence() => 0,
-            Path::Decode => self.rows,
+            Path::Decode | Path::Round => self.rows,
             Path::Prefill { steps } => self.rows.saturating_sub(steps),
         }
     }

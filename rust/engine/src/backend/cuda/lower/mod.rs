@@ -19,6 +19,7 @@ pub mod params;
 pub mod pass;
 mod product;
 pub mod recurrence;
+pub mod rounds;
 pub mod rowwise;
 pub mod sample;
 pub mod shape;

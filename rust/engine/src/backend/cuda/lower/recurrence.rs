@@ -1,8 +1,9 @@
 //! Ops that take a state from token to token. Rows of a step are sequences of their own, a block each;
-//! those of prompts follow each other, so a block takes all of them.
+//! those of prompts follow each other, so a block takes all of them. Rows of a round are of [`rounds`].
 
-use super::lowering::{Lowering, Pass};
+use super::lowering::{Lowering, Pass, Path};
 use super::params::CONSTANTS;
+use super::rounds;
 use super::shape::MOST_TICKETS;
 use crate::backend::cuda::driver::source::{constants, shared, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
@@ -90,18 +91,20 @@ fn blocks(pass: &Pass) -> (u32, u32) {
 /// # Errors
 /// [`Error::Argument`] for heads of a width that there is no kernel for.
 pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
-    let (x, out, conv, gates) = match *op {
-        Op::ShortConv { x, out, .. } => (x, out, convolution(l, op)?, false),
-        Op::GatedConv { x, out, .. } => (x, out, convolution(l, op)?, true),
-        _ => return delta_net(l, None, op, pass),
-    };
+    if pass.path == Path::Round {
+        return rounds::verify(l, op, pass);
+    }
+    if let Op::DeltaNet { .. } = op {
+        return delta_net(l, None, op, pass);
+    }
+    let conv = convolution(l, op)?;
     let (first, grid) = blocks(pass);
-    let channels = l.plan.buffer(out).width;
+    let channels = l.plan.buffer(conv.out).width;
     let params = ShortConv {
-        x: l.address(x),
+        x: l.address(conv.x),
         weight: conv.at.weight,
         state: conv.at.state,
-        out: l.address(out),
+        out: l.address(conv.out),
         positions: pass.inputs.positions,
         slots: pass.inputs.slots,
         n_slots: l.n_slots as u32,
@@ -111,7 +114,7 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
         channels,
         taps: conv.taps,
         silu: usize::from(conv.silu),
-        gates: usize::from(gates),
+        gates: usize::from(matches!(op, Op::GatedConv { .. })),
     };
     let across = (channels as u32).div_ceil(THREADS);
     let mut spec = Spec::new(variant, "short_conv", [across, grid, 1], THREADS, &params);
@@ -134,38 +137,47 @@ pub fn convolved(l: &Lowering, conv: &Op, rule: &Op, pass: &Pass) -> Result<Opti
     let counters = pass.rows * n_head_k;
     // As many blocks count for each.
     let are_even = n_head.is_multiple_of(*n_head_k);
-    (pass.one_row_per_sequence() && are_even && counters <= MOST_TICKETS)
+    let is_step = pass.one_row_per_sequence() && pass.path != Path::Round;
+    (is_step && are_even && counters <= MOST_TICKETS)
         .then(|| delta_net(l, Some(conv), rule, pass))
         .transpose()
 }
 
 /// A convolution: what it reads, in how many taps, and where its kernel finds the rest.
-struct Conv {
-    x: BufferId,
+pub struct Conv {
+    pub x: BufferId,
+    pub out: BufferId,
     state: StateId,
     taps: usize,
     silu: bool,
-    at: Convolution,
+    pub at: Convolution,
 }
 
-fn convolution(l: &Lowering, op: &Op) -> Result<Conv> {
-    let (x, weight, state, taps, silu) = match *op {
+/// The error of an op that keeps none.
+pub fn no_state(op: &Op) -> Error {
+    Error::Internal(format!("{op:?} has no state"))
+}
+
+/// # Errors
+/// [`Error::Internal`] of another op.
+pub fn convolution(l: &Lowering, op: &Op) -> Result<Conv> {
+    let (x, weight, state, out, taps, silu) = match *op {
         Op::ShortConv {
             x,
             weight,
             state,
+            out,
             taps,
             silu,
-            ..
-        } => (x, weight, state, taps, silu),
+        } => (x, weight, state, out, taps, silu),
         Op::GatedConv {
             x,
             weight,
             state,
+            out,
             taps,
-            ..
-        } => (x, weight, state, taps, false),
-        _ => return Err(Error::Internal(format!("{op:?} is no convolution"))),
+        } => (x, weight, state, out, taps, false),
+        _ => return Err(no_state(op)),
     };
     let at = Convolution {
         weight: l.vector(Some(weight))?,
@@ -174,6 +186,7 @@ fn convolution(l: &Lowering, op: &Op) -> Result<Conv> {
     };
     Ok(Conv {
         x,
+        out,
         state,
         taps,
         silu,
@@ -181,8 +194,19 @@ fn convolution(l: &Lowering, op: &Op) -> Result<Conv> {
     })
 }
 
-/// A rule, and the convolution with `silu` that its launch makes first.
-fn delta_net(l: &Lowering, conv: Option<&Op>, op: &Op, pass: &Pass) -> Result<Spec> {
+/// How many columns of a state a block takes.
+pub fn columns(head_dim: usize) -> usize {
+    match head_dim.is_multiple_of(COLUMNS) {
+        true => COLUMNS,
+        false => HEAD_MULTIPLE,
+    }
+}
+
+/// What a rule reads and writes, without a convolution.
+///
+/// # Errors
+/// [`Error::Argument`] for heads of a width that there is no kernel for.
+pub fn delta_params(l: &Lowering, op: &Op, pass: &Pass) -> Result<DeltaNet> {
     let Op::DeltaNet {
         qkv,
         alpha,
@@ -191,13 +215,12 @@ fn delta_net(l: &Lowering, conv: Option<&Op>, op: &Op, pass: &Pass) -> Result<Sp
         dt,
         state,
         out,
-        n_head,
-        n_head_k,
         head_dim,
         eps,
+        ..
     } = *op
     else {
-        return Err(Error::Internal(format!("{op:?} has no state")));
+        return Err(no_state(op));
     };
     if !head_dim.is_multiple_of(HEAD_MULTIPLE) || head_dim > MOST_HEAD_DIM {
         return Err(Error::Argument {
@@ -209,14 +232,8 @@ fn delta_net(l: &Lowering, conv: Option<&Op>, op: &Op, pass: &Pass) -> Result<Sp
             ),
         });
     }
-    let columns = match head_dim.is_multiple_of(COLUMNS) {
-        true => COLUMNS,
-        false => HEAD_MULTIPLE,
-    };
-    let conv = conv.map(|conv| convolution(l, conv)).transpose()?;
-    let (first, grid) = blocks(pass);
-    let params = DeltaNet {
-        qkv: l.address(conv.as_ref().map_or(qkv, |conv| conv.x)),
+    Ok(DeltaNet {
+        qkv: l.address(qkv),
         alpha: l.address(alpha),
         beta: l.address(beta),
         a: l.vector(Some(a))?,
@@ -227,12 +244,30 @@ fn delta_net(l: &Lowering, conv: Option<&Op>, op: &Op, pass: &Pass) -> Result<Sp
         slots: pass.inputs.slots,
         eps,
         n_slots: l.n_slots as u32,
-        first,
+        first: blocks(pass).0,
         unused: 0,
-        conv: conv
-            .as_ref()
-            .map_or_else(bytemuck::Zeroable::zeroed, |conv| conv.at),
+        conv: bytemuck::Zeroable::zeroed(),
+    })
+}
+
+/// A rule, and the convolution with `silu` that its launch makes first.
+fn delta_net(l: &Lowering, conv: Option<&Op>, op: &Op, pass: &Pass) -> Result<Spec> {
+    let Op::DeltaNet {
+        n_head,
+        n_head_k,
+        head_dim,
+        state,
+        ..
+    } = *op
+    else {
+        return Err(no_state(op));
     };
+    let columns = columns(head_dim);
+    let conv = conv.map(|conv| convolution(l, conv)).transpose()?;
+    let mut params = delta_params(l, op, pass)?;
+    if let Some(conv) = &conv {
+        (params.qkv, params.conv) = (l.address(conv.x), conv.at);
+    }
     let variant = DeltaNetVariant {
         n_head,
         n_head_k,
@@ -244,7 +279,8 @@ fn delta_net(l: &Lowering, conv: Option<&Op>, op: &Op, pass: &Pass) -> Result<Sp
     };
     let across = (n_head * (head_dim / columns)) as u32;
     let threads = (columns / 8 * 32) as u32;
-    let mut spec = Spec::new(variant, "delta_net", [across, grid, 1], threads, &params);
+    let grid = [across, blocks(pass).1, 1];
+    let mut spec = Spec::new(variant, "delta_net", grid, threads, &params);
     let before = if conv.is_some() { "conv " } else { "" };
     spec.label = format!("{before}delta_net {}", l.plan.states[state.0].name);
     Ok(spec)

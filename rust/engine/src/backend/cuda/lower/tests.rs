@@ -131,6 +131,7 @@ pub fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering
         matrices: (0..).zip(&wanted.matrices).map(matrix).collect(),
         vectors: (0..).zip(&wanted.vectors).map(vector).collect(),
         states: vec![],
+        rounds: Default::default(),
         kv: vec![kv],
         cos_sin: vec![3 * WEIGHTS],
         overflows: 9 * WEIGHTS,

@@ -388,7 +388,7 @@ impl Backend for CudaBackend {
     fn decode_drafted(&mut self, drafts: &[Draft]) -> Result<()> {
         let rounds = self.sequences.rounds(drafts);
         let rows = rounds.iter().map(|round| round.tokens.len()).sum();
-        self.check_round(drafts, rows, rounds.len())?;
+        self.check_round(drafts, rows)?;
         if rounds.is_empty() {
             self.idle = true;
             return Ok(());
@@ -407,10 +407,6 @@ impl Backend for CudaBackend {
             .ring
             .push(rounds.iter().flat_map(owner).collect(), true);
         Ok(())
-    }
-
-    fn verifies_drafts(&self) -> bool {
-        self.decoder.card.plan().states.is_empty()
     }
 
     fn row_cost(&self) -> f32 {

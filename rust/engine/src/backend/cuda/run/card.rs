@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::kv::KvPool;
 use super::rows::RowBuffers;
 use super::shapes;
-use super::states::StatePool;
+use super::states::{poisoned, StatePool};
 use super::weights::DeviceWeights;
 use crate::backend::cuda::driver::ahead::Ahead;
 use crate::backend::cuda::driver::buffer::DeviceBuffer;
@@ -27,6 +27,7 @@ use crate::backend::cuda::lower::layout::wanted;
 use crate::backend::cuda::lower::lowering::{Addresses, Lowering, Pass, ScratchAddresses};
 use crate::backend::cuda::lower::overflow;
 use crate::backend::cuda::lower::pass::{self, Scratch};
+use crate::backend::cuda::lower::rounds::{self, Drawn};
 use crate::backend::{RunnerOptions, Weights};
 use crate::error::{Error, Result};
 use crate::plan::fuse::FusedPlan;
@@ -72,13 +73,6 @@ pub struct LoadTimes {
     pub upload: f64,
     /// Kernels, from their sources or from the cache, onto the card.
     pub compile: f64,
-}
-
-/// A buffer of which every number is not-a-number: a kernel that reads what none wrote is seen.
-fn poisoned(context: &Arc<Context>, bytes: usize, stream: &Stream) -> Result<DeviceBuffer> {
-    let buffer = DeviceBuffer::new(context, bytes)?;
-    buffer.fill(0xff, stream)?;
-    Ok(buffer)
 }
 
 impl ScratchBuffers {
@@ -183,6 +177,7 @@ impl Card {
                 .collect(),
             cos_sin: angles.iter().map(DeviceBuffer::address).collect(),
             states: states.addresses(),
+            rounds: states.round_addresses(),
             overflows: overflows.address(),
             scratch: scratch.addresses(),
             ..Addresses::default()
@@ -292,7 +287,7 @@ impl Card {
         self.weights.bytes()
     }
 
-    /// Bytes of the plan's buffers on the card, and of the states of sequences.
+    /// Bytes of the plan's buffers on the card, of the states of sequences, and of what rounds keep of them.
     pub fn activation_bytes(&self) -> usize {
         let buffers = self.buffers.iter().map(DeviceBuffer::bytes);
         buffers.chain([self.states.bytes()]).sum()
@@ -322,6 +317,11 @@ impl Card {
     /// [`Error::Internal`] for more rows than there is memory for.
     pub fn specs(&self, pass: &Pass) -> Result<Vec<Spec>> {
         pass::specs(&self.lowering, pass)
+    }
+
+    /// What brings states forward by the rows of a round that count.
+    pub fn commits(&self, drawn: &Drawn) -> Vec<Spec> {
+        rounds::commits(&self.lowering, drawn)
     }
 
     /// Launches of `specs`, with [`Launch::pdl`] where that is used.

@@ -19,6 +19,7 @@ use crate::backend::cuda::driver::ranges::Range;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::lower::lowering::{Inputs, Pass, Path};
 use crate::backend::cuda::lower::params::PADDING_SLOT;
+use crate::backend::cuda::lower::rounds::Drawn;
 use crate::backend::cuda::lower::sample::{Drafts, Draw, SampleShape};
 use crate::backend::{no_hidden, CapturedStep, RunnerOptions, Weights};
 use crate::error::{Error, Result};
@@ -127,12 +128,23 @@ impl Decoder {
                 Ok(specs)
             }
             Purpose::Round => {
-                let mut specs = self.card.specs(&Pass::step(rows, given))?;
+                let mut specs = self.card.specs(&Pass {
+                    path: Path::Round,
+                    ..Pass::step(rows, given)
+                })?;
                 let drafts = Drafts {
                     tokens: given.tokens,
                     positions: given.positions,
                 };
                 specs.extend(self.draw_specs(rows, given.state_slots, Some(drafts)));
+                let (ring, step) = self.ring.addresses();
+                specs.extend(self.card.commits(&Drawn {
+                    rows,
+                    inputs: given,
+                    ring,
+                    step,
+                    max_rows: self.card.max_out(),
+                }));
                 Ok(specs)
             }
             Purpose::Chunk { wanted, steps } => {

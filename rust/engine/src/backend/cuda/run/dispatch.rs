@@ -23,13 +23,8 @@ pub fn default_sizes(most: usize) -> Vec<usize> {
 }
 
 /// Rows of a step that verifies drafts: up to eight cost what one does, and each is captured when it is
-/// first needed. `most` sequences at least have a row each.
-fn round_sizes(most: usize) -> Vec<usize> {
-    let largest = most.max(ROUND_ROWS);
-    let mut sizes = vec![2, 4, 8, 16, 32, ROUND_ROWS, largest];
-    sizes.dedup();
-    sizes
-}
+/// first needed.
+const ROUND_SIZES: [usize; 6] = [2, 4, 8, 16, 32, ROUND_ROWS];
 
 /// The sizes to capture where `wanted` are asked for, ascending, each once.
 ///
@@ -153,7 +148,7 @@ impl Dispatch {
         let dispatch = Self {
             full: mode.is_full().then(|| table(sizes)),
             pieces,
-            rounds: SizeTable::new(round_sizes(n_slots), padding),
+            rounds: SizeTable::new(ROUND_SIZES.to_vec(), padding),
             round_way: match mode {
                 GraphMode::None => Way::Eager,
                 GraphMode::Piecewise => Way::Piecewise,

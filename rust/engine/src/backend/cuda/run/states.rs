@@ -5,8 +5,9 @@ use std::sync::Arc;
 use crate::backend::cuda::driver::buffer::DeviceBuffer;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::stream::Stream;
-use crate::backend::not_below;
+use crate::backend::cuda::lower::rounds::{places, RoundAddresses};
 use crate::backend::storage::check_bytes;
+use crate::backend::{not_below, ROUND_ROWS};
 use crate::error::Result;
 use crate::plan::Plan;
 
@@ -16,6 +17,50 @@ pub struct StatePool {
     /// By the plan's states their width, and `[n_slots][width]` f32.
     states: Vec<(usize, DeviceBuffer)>,
     n_slots: usize,
+    /// None of a plan without states.
+    round: Option<Round>,
+}
+
+/// What rounds keep until it is known how many rows count: see [`RoundAddresses`].
+#[derive(Debug)]
+struct Round {
+    kept: Vec<DeviceBuffer>,
+    places: DeviceBuffer,
+    accepted: DeviceBuffer,
+}
+
+impl Round {
+    fn new(
+        context: &Arc<Context>,
+        stream: &Stream,
+        plan: &Plan,
+        states: &[(usize, DeviceBuffer)],
+    ) -> Result<Self> {
+        let kept = plan.kept_widths().into_iter();
+        let kept =
+            kept.map(|width| poisoned(context, width.saturating_mul(ROUND_ROWS * 4), stream));
+        let kept = kept.collect::<Result<Vec<_>>>()?;
+        let of = |id: usize| [states[id].1.address(), kept[id].address()];
+        let table: Vec<[u64; 2]> = places(plan).iter().map(|id| of(id.0)).collect();
+        let places = DeviceBuffer::new(context, size_of_val(&*table))?;
+        places.write(0, &table, stream)?;
+        Ok(Self {
+            kept,
+            places,
+            accepted: DeviceBuffer::new(context, ROUND_ROWS * 4)?,
+        })
+    }
+
+    fn buffers(&self) -> impl Iterator<Item = &DeviceBuffer> {
+        self.kept.iter().chain([&self.places, &self.accepted])
+    }
+}
+
+/// A buffer of which every number is not-a-number: a kernel that reads what none wrote is seen.
+pub fn poisoned(context: &Arc<Context>, bytes: usize, stream: &Stream) -> Result<DeviceBuffer> {
+    let buffer = DeviceBuffer::new(context, bytes)?;
+    buffer.fill(0xff, stream)?;
+    Ok(buffer)
 }
 
 impl StatePool {
@@ -32,12 +77,14 @@ impl StatePool {
         let mut states = Vec::with_capacity(plan.states.len());
         for state in &plan.states {
             let bytes = state.width.saturating_mul(n_slots).saturating_mul(4);
-            let buffer = DeviceBuffer::new(context, bytes)?;
-            // Not numbers, so that one that is read before is seen.
-            buffer.fill(0xff, stream)?;
-            states.push((state.width, buffer));
+            states.push((state.width, poisoned(context, bytes, stream)?));
         }
-        Ok(Self { states, n_slots })
+        let round = (!states.is_empty()).then(|| Round::new(context, stream, plan, &states));
+        Ok(Self {
+            round: round.transpose()?,
+            states,
+            n_slots,
+        })
     }
 
     /// Where they lie.
@@ -45,9 +92,21 @@ impl StatePool {
         self.states.iter().map(|(_, b)| b.address()).collect()
     }
 
-    /// Bytes of all of them.
+    /// Where what rounds keep lies.
+    pub fn round_addresses(&self) -> RoundAddresses {
+        let of = |round: &Round| RoundAddresses {
+            kept: round.kept.iter().map(DeviceBuffer::address).collect(),
+            places: round.places.address(),
+            accepted: round.accepted.address(),
+        };
+        self.round.as_ref().map(of).unwrap_or_default()
+    }
+
+    /// Bytes of all of them, and of what rounds keep.
     pub fn bytes(&self) -> usize {
-        self.states.iter().map(|(_, b)| b.bytes()).sum()
+        let states = self.states.iter().map(|(_, b)| b);
+        let round = self.round.iter().flat_map(Round::buffers);
+        states.chain(round).map(DeviceBuffer::bytes).sum()
     }
 
     fn check(&self, slot: usize) -> Result<()> {
