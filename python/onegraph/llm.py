@@ -58,8 +58,8 @@ REQUESTED = {*Prompting.__annotations__, *Chatting.__annotations__, "n", "stream
 class LLM(Generates, Embeds, metaclass=foreign.Answering):
     """A model, loaded and ready. Any number of threads may use it at once.
 
-    model: path of a GGUF file (of a split one, the first shard), a name of the manifest such as
-        "smollm2", "hf:user/repo/file.gguf", "hf:user/repo:Q4_K_M" or "ollama:name:tag"
+    model: a name such as "smollm2", "llama3.2" or "qwen3.5:4b", the path of a GGUF file (of a split
+        one, the first shard), "hf:user/repo/file.gguf", "hf:user/repo:Q4_K_M" or "ollama:name:tag"
     device: "cpu", "cuda", "cuda:1", or "auto": the CPU only where no NVIDIA card is
     n_ctx: tokens that one sequence may have, prompt and output together; None takes the context
         that the model was trained for, at most 8192, and on a GPU at most what its memory holds,

@@ -113,8 +113,9 @@ def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
 def cli() -> None:
     """Run quantized GGUF language models.
 
-    MODEL is the path of a .gguf file, a name like smollm2, hf:user/repo/file.gguf,
-    hf:user/repo:Q4_K_M, one revision of it as hf:user/repo@REVISION:Q4_K_M, or ollama:model:tag.
+    MODEL is a name like smollm2, llama3.2 or qwen3.5:4b (`onegraph list --names` lists them), the
+    path of a .gguf file, hf:user/repo/file.gguf, hf:user/repo:Q4_K_M, one revision of it as
+    hf:user/repo@REVISION:Q4_K_M, or ollama:model:tag.
     """
 
 

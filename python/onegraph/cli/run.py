@@ -71,6 +71,10 @@ def command(
 ) -> None:
     """Generate text from PROMPT with MODEL; without PROMPT, chat.
 
+    MODEL is a name such as smollm2, llama3.2 or qwen3.5:4b (`onegraph list --names` lists them with
+    the memory of each), the path of a .gguf file, hf:user/repo:Q4_K_M or ollama:model:tag. What is
+    not here is fetched.
+
     PROMPT is wrapped in the model's chat template where it has one. What is piped in is the PROMPT
     where there is none or it is '-'; else it goes before PROMPT, with an empty line between, as in
     `onegraph run MODEL "Sum this up." < report.txt`. In a loop that reads standard input itself,

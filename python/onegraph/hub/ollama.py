@@ -13,7 +13,7 @@ from onegraph.errors import ArgumentError, FileError, ModelError
 from onegraph.hub import fingerprint
 from onegraph.hub.cache import Progress, open_regular
 
-__all__ = ["is_name", "references", "resolve"]
+__all__ = ["has", "is_name", "references", "resolve"]
 
 _MODEL = "application/vnd.ollama.image.model"
 #: Each part of a name. The first character keeps `..` and hidden files out.
@@ -48,6 +48,19 @@ def is_name(text: str) -> bool:
     except ArgumentError:
         return False
     return True
+
+
+def has(name: str) -> bool:
+    """Whether ollama has pulled a model of exactly this name. In a folder
+    that cannot be read there is none."""
+    if "/" in name or not is_name(name):
+        return False
+    manifest = Path("manifests", *_split(f"ollama:{name}"))
+    found = False
+    for root in _roots():
+        with contextlib.suppress(OSError):
+            found = found or (root / manifest).is_file()
+    return found
 
 
 def resolve(
