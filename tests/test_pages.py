@@ -139,7 +139,7 @@ def test_a_command_that_is_none_is_found() -> None:
 
 
 #: Commands that need a card or another program, change what is here, or do not end.
-NOT_CHEAP = ("check", "compare", "graph", "rm", "serve")
+NOT_CHEAP = ("batch", "check", "compare", "graph", "rm", "serve")
 
 
 def is_cheap(line: str) -> bool:

@@ -33,6 +33,7 @@ class Row(NamedTuple):
 COMMANDS = {
     "run": Row("onegraph.cli.run", "Generate text, or chat."),
     "embed": Row("onegraph.cli.embed", "Make vectors of texts."),
+    "batch": Row("onegraph.cli.batch", "Answer a file of requests into a file."),
     "serve": Row("onegraph.cli.serve", "Serve models to what speaks to OpenAI or ollama."),
     "list": Row("onegraph.cli.list", "List the models that are here."),
     "pull": Row("onegraph.cli.pull", "Fetch a model and print where it is."),
