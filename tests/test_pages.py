@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 import pytest
+from onegraph import hub
 from onegraph.cli import COMMANDS, cli
 from onegraph.cli.help import PAGES, pages
 from support import generated_pages
@@ -138,7 +139,7 @@ def test_a_command_that_is_none_is_found() -> None:
 
 
 #: Commands that need a card or another program, change what is here, or do not end.
-NOT_CHEAP = ("check", "compare", "graph", "rm", "serve")
+NOT_CHEAP = ("batch", "check", "compare", "graph", "rm", "serve")
 
 
 def is_cheap(line: str) -> bool:
@@ -147,7 +148,8 @@ def is_cheap(line: str) -> bool:
     if not found or "--device cuda" in line or "--compile" in line or ".venv" in line:
         return False
     for name, *rest in found:
-        models = [word for word in rest if word == "smollm2" or word.endswith(".gguf")]
+        known = {"smollm2", *hub.names()}
+        models = [w for w in rest if w in known or w.startswith("hf:") or w.endswith(".gguf")]
         if models not in ([], ["smollm2"]) or name in NOT_CHEAP:
             return False
         if name == "bench" and "-p 16" not in line:

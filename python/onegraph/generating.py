@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import selectors
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from typing import Any, Literal, TypedDict, Unpack, overload
 
@@ -105,12 +106,21 @@ class Generates(Loaded):
     def generate(
         self, prompt: Prompt, *, stream: Literal[True], **options: Unpack[Prompting]
     ) -> Stream: ...
+    @overload
+    def generate(
+        self,
+        prompt: Iterable[Prompt],
+        *,
+        as_completed: Literal[True],
+        **options: Unpack[PromptingWhole],
+    ) -> Iterator[tuple[int, Result]]: ...
     @takes_sampling
     def generate(
         self,
-        prompt: Prompt | Sequence[Prompt],
+        prompt: Prompt | Iterable[Prompt],
         *,
         stream: bool = False,
+        as_completed: bool = False,
         n: int | None = None,
         suffix: str | None = None,
         echo: bool = False,
@@ -125,6 +135,10 @@ class Generates(Loaded):
         A list of prompts runs as one batch and gives a list of results, each equal to that of its
         own call. With `stream`, the pieces come as they are made; leaving the stream cancels it.
 
+        as_completed: give an iterator of pairs, the place of a prompt and its result, in the order
+            in which they end. Prompts may then come from any iterable, which is read no further
+            than there is room to run: a million of them take no more memory than a few. Leaving
+            the iterator cancels what runs
         n: give a list of so many results of each prompt, 1 to 1024. The seed of each is one above
             that of the one before, or drawn where none is given; each equals its own call with the
             seed that it names
@@ -143,8 +157,15 @@ class Generates(Loaded):
         """
         resolved = resolve(options, sampling)
         urgency = arguments.integer("priority", priority)
-        job = self._prompts(prompt, resolved, n, arguments.flag("echo", echo), suffix=suffix)
-        return self._run(job, stream, progress, urgency)
+        echoes = arguments.flag("echo", echo)
+
+        def job(given: Any) -> Job:
+            return self._prompts(given, resolved, n, echoes, suffix=suffix)
+
+        if arguments.flag("as_completed", as_completed):
+            _check_several("prompt", prompt, int, stream, n)
+            return self._completed("prompt", prompt, job, urgency, progress)
+        return self._run(job(prompt), stream, progress, urgency)
 
     @overload
     def chat(
@@ -172,16 +193,26 @@ class Generates(Loaded):
         stream: Literal[True],
         **options: Unpack[Chatting],
     ) -> Stream: ...
+    @overload
+    def chat(
+        self,
+        messages: Iterable[Messages],
+        tools: Tools = None,
+        *,
+        as_completed: Literal[True],
+        **options: Unpack[ChattingWhole],
+    ) -> Iterator[tuple[int, Result]]: ...
     @takes_sampling
     def chat(
         self,
-        messages: Messages | Conversations,
+        messages: Messages | Iterable[Messages],
         tools: Tools = None,
         *,
         tool_choice: ToolChoice = "auto",
         parallel_tool_calls: bool = True,
         tool_format: str | None = None,
         stream: bool = False,
+        as_completed: bool = False,
         n: int | None = None,
         chat_template: str | _native.ChatTemplate | None = None,
         continue_final_message: bool = False,
@@ -214,27 +245,33 @@ class Generates(Loaded):
         parse_special: let messages, tools and variables spell control tokens such as `<|im_end|>`:
             only where all of them are trusted. Without, only the template spells them, and their
             spelling elsewhere is plain text
-        n, priority, sampling, progress: as for `generate`
+        as_completed, n, priority, sampling, progress: as for `generate`
 
         Raises `ModelError` where the model has no template or the template refuses the messages,
         and what `generate` raises.
         """
         resolved = resolve(options, sampling)
         urgency = arguments.integer("priority", priority)
-        job = self._conversations(
-            messages,
-            resolved,
-            n,
-            tools=tools,
-            tool_choice=tool_choice,
-            parallel=parallel_tool_calls,
-            tool_format=tool_format,
-            chat_template=chat_template,
-            continues=continue_final_message,
-            template_kwargs=template_kwargs,
-            parse_special=parse_special,
-        )
-        return self._run(job, stream, progress, urgency)
+
+        def job(given: Any) -> Job:
+            return self._conversations(
+                given,
+                resolved,
+                n,
+                tools=tools,
+                tool_choice=tool_choice,
+                parallel=parallel_tool_calls,
+                tool_format=tool_format,
+                chat_template=chat_template,
+                continues=continue_final_message,
+                template_kwargs=template_kwargs,
+                parse_special=parse_special,
+            )
+
+        if arguments.flag("as_completed", as_completed):
+            _check_several("messages", messages, Mapping, stream, n)
+            return self._completed("messages", messages, job, urgency, progress)
+        return self._run(job(messages), stream, progress, urgency)
 
     @overload
     def agenerate(self, prompt: Prompt, **options: Unpack[Prompting]) -> AsyncStream[Result]: ...
@@ -600,6 +637,84 @@ class Generates(Loaded):
                     made = generations[len(results)].collect()
                 give(made)
         return job.shape(results)
+
+    def _completed(
+        self,
+        name: str,
+        given: Iterable[Any],
+        prepare: Callable[[Any], Job],
+        priority: int,
+        progress: Any,
+    ) -> Iterator[tuple[int, Result]]:
+        """Results in the order in which they end, each with the place of its prompt."""
+        if progress is not None and not callable(progress):
+            progress = arguments.flag("progress", progress)
+        total = len(given) if isinstance(given, Sized) else None
+        from onegraph.doorbell import QUEUE_POLL  # brings asyncio
+
+        bell = _native.Doorbell()
+        running: dict[int, tuple[int, Ask, _native.Generation]] = {}
+        waiting: list[tuple[int, Ask]] = []
+        left, number, done = enumerate(given), 0, 0
+        with (
+            progress_bar.shown(progress, counts=True) as told,
+            selectors.DefaultSelector() as selector,
+        ):
+            selector.register(bell, selectors.EVENT_READ)
+            try:
+                while True:
+                    # As many wait in the engine's queue as run.
+                    while len(running) < 2 * self._engine.max_batch:
+                        if not waiting:
+                            if (more := next(left, None)) is None:
+                                break
+                            with naming(f"{name}[{more[0]}]"):
+                                waiting = [(more[0], ask) for ask in prepare(more[1]).asks]
+                        place, ask = waiting[0]
+                        with naming(f"{name}[{place}]"):
+                            generation = self._engine.offer(
+                                ask.ids,
+                                ask.options,
+                                bell,
+                                number,
+                                True,
+                                priority=priority,
+                                waited=0.0,
+                                shown=ask.shown,
+                            )
+                        if generation is None:
+                            break
+                        running[number] = (place, ask, generation)
+                        number += 1
+                        del waiting[0]
+                    if not running and not waiting:
+                        return
+                    # Others' requests leave a full queue without a sound.
+                    selector.select(QUEUE_POLL if waiting else None)
+                    for ended in bell.answer():
+                        place, ask, generation = running[ended]
+                        with naming(f"{name}[{place}]"):
+                            made = generation.ended()
+                        if made is None:
+                            continue
+                        del running[ended]
+                        done += 1
+                        if told is not None:
+                            told("generate", done, total)
+                        yield place, whole(self, ask, generation.seed, [made])
+            finally:
+                for _, _, generation in running.values():
+                    generation.cancel()
+
+
+def _check_several(name: str, given: Any, part: type, stream: Any, n: int | None) -> None:
+    """That results can be given as they end: of several, where one is a text or begins with a
+    `part`."""
+    if arguments.flag("stream", stream) or n is not None:
+        raise ArgumentError("as_completed = True: goes with neither stream nor n")
+    is_one = isinstance(given, str | Mapping) or not isinstance(given, Iterable)
+    if is_one or (arguments.is_sequence(given) and len(given) and isinstance(given[0], part)):
+        raise ArgumentError(f"as_completed = True: {name} is one alone; give a list of several")
 
 
 def _offered(tools: Any, choice: Any, tool_format: Any) -> Offered:

@@ -21,6 +21,7 @@ from onegraph.graphs import (
     GraphVerification,
     check_text,
 )
+from onegraph.hub import modelfile
 from onegraph.loaded import KvType
 from onegraph.progress import Told
 from onegraph.prompts import Prompt, Prompts, batch
@@ -58,8 +59,8 @@ REQUESTED = {*Prompting.__annotations__, *Chatting.__annotations__, "n", "stream
 class LLM(Generates, Embeds, metaclass=foreign.Answering):
     """A model, loaded and ready. Any number of threads may use it at once.
 
-    model: path of a GGUF file (of a split one, the first shard), a name of the manifest such as
-        "smollm2", "hf:user/repo/file.gguf", "hf:user/repo:Q4_K_M" or "ollama:name:tag"
+    model: a name such as "smollm2", "llama3.2" or "qwen3.5:4b", the path of a GGUF file (of a split
+        one, the first shard), "hf:user/repo/file.gguf", "hf:user/repo:Q4_K_M" or "ollama:name:tag"
     device: "cpu", "cuda", "cuda:1", or "auto": the CPU only where no NVIDIA card is
     n_ctx: tokens that one sequence may have, prompt and output together; None takes the context
         that the model was trained for, at most 8192, and on a GPU at most what its memory holds,
@@ -87,7 +88,8 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
     threads: CPU threads; None takes as many as the machine runs at once
     progress: None draws a bar on a terminal, True and False say so; or a function that is called
         with what is going on, how much is done, and how much there is (or None)
-    chat_template: an `onegraph.ChatTemplate`, or the source of one, in place of the model's own
+    chat_template: an `onegraph.ChatTemplate`, or the source of one, in place of the model's own. Of
+        a model of ollama's without one it is made of the Modelfile's TEMPLATE, if that is plain
 
     On a GPU, and without effect on the CPU:
 
@@ -158,12 +160,16 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         with progress_bar.shown(progress) as told:
             # Words, not paths: a path's `__fspath__` is Python code, and where Python ends while
             # it runs below a native call, the process aborts.
-            path = os.fspath(hub.resolve(model, progress=told))
+            ref = hub.meant(model) if isinstance(model, str) else model
+            path = os.fspath(hub.resolve(ref, progress=told))
+            source = modelfile.read(ref).template if isinstance(ref, str) else None
             options["nvrtc_folders"] = [os.fspath(folder) for folder in nvrtc.folders()]
             self._engine = _load(_native.Engine.load(path, **options), told)
         self._tokenizer = self._engine.tokenizer
         if chat_template is not None:
             self._template = self._read_template(chat_template)
+        elif source is not None and self._engine.chat_template is None:
+            self._template = self._read_template(source)
         self._kv_type = kv_type
         # Each is taken once, with the first such sequence or text.
         self._unsaid_saturated, self._unsaid_unpooled = threading.Lock(), threading.Lock()

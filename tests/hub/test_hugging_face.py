@@ -103,7 +103,7 @@ def test_a_quantization_of_two_files_asks_which(hub_cache: Path) -> None:
 def test_what_is_not_cached_cannot_be_had_offline(ref: str, hub_cache: Path) -> None:
     said = resolve(ref, hub_cache)
     assert said.startswith("FileError cannot fetch ")
-    assert "hf auth login" in said and "download it and name its path" in said
+    assert "HF_HUB_OFFLINE is set" in said and "download the file elsewhere" in said
 
 
 @pytest.mark.parametrize(
@@ -125,12 +125,3 @@ def test_what_is_not_cached_cannot_be_had_offline(ref: str, hub_cache: Path) -> 
 def test_a_malformed_reference_is_refused(ref: str) -> None:
     with pytest.raises(onegraph.ArgumentError, match=r"write hf:user/repo/file\.gguf, or"):
         hub.resolve(ref)
-
-
-def test_without_huggingface_hub_the_message_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(onegraph.FileError) as e:
-        hub.resolve("hf:user/repo/file.gguf")
-    assert "run `pip install 'huggingface_hub>=1.2'`, or download" in str(e.value)

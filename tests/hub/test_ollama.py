@@ -1,6 +1,5 @@
 """`ollama:` references, against a store laid out as ollama lays out its own."""
 
-import hashlib
 import json
 import os
 import stat
@@ -11,36 +10,9 @@ from pathlib import Path
 import onegraph
 import pytest
 from onegraph import hub
+from support import fake_ollama
 
-MODEL = "application/vnd.ollama.image.model"
 LIBRARY = "registry.ollama.ai/library"
-
-
-def add_model(
-    root: Path, name: str, content: bytes, *, size: int | None = None, media: str = MODEL
-) -> Path:
-    """Writes a manifest at `name` (host/namespace/model/tag) and its blobs; returns the model's."""
-    layers = []
-    blobs = {}
-    others = {"template": b"{{ .Prompt }}", "license": b"Apache-2.0", "params": b"{}"}
-    for kind, data in {"model": content, **others}.items():
-        digest = hashlib.sha256(data).hexdigest()
-        blobs[kind] = root / "blobs" / f"sha256-{digest}"
-        blobs[kind].parent.mkdir(parents=True, exist_ok=True)
-        blobs[kind].write_bytes(data)
-        media_type = media if kind == "model" else f"application/vnd.ollama.image.{kind}"
-        length = len(data) if size is None or kind != "model" else size
-        layers.append({"mediaType": media_type, "digest": f"sha256:{digest}", "size": length})
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
-        "config": {"mediaType": "application/vnd.docker.container.image.v1+json", "size": 2},
-        "layers": layers,
-    }
-    path = root / "manifests" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(manifest))
-    return blobs["model"]
 
 
 @pytest.fixture
@@ -62,7 +34,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_pulled_model_is_used_in_place(ref: str, manifest: str, store: Path) -> None:
-    blob = add_model(store, manifest, b"GGUF of " + ref.encode())
+    blob = fake_ollama.add_model(store, manifest, b"GGUF of " + ref.encode())
     assert hub.resolve(ref) == blob
 
 
@@ -71,7 +43,7 @@ def test_the_store_is_found_where_ollama_keeps_it(
 ) -> None:
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    blob = add_model(tmp_path / ".ollama" / "models", f"{LIBRARY}/tiny/latest", b"GGUF")
+    blob = fake_ollama.add_model(tmp_path / ".ollama" / "models", f"{LIBRARY}/tiny/latest", b"GGUF")
     assert hub.resolve("ollama:tiny") == blob
 
 
@@ -89,8 +61,8 @@ def test_without_a_store_every_place_looked_at_is_named(
 
 
 def test_a_missing_tag_lists_the_tags(store: Path) -> None:
-    add_model(store, f"{LIBRARY}/qwen2.5/1.5b", b"GGUF a")
-    add_model(store, f"{LIBRARY}/qwen2.5/7b", b"GGUF b")
+    fake_ollama.add_model(store, f"{LIBRARY}/qwen2.5/1.5b", b"GGUF a")
+    fake_ollama.add_model(store, f"{LIBRARY}/qwen2.5/7b", b"GGUF b")
     with pytest.raises(onegraph.FileError) as e:
         hub.resolve("ollama:qwen2.5")
     assert "ollama has no qwen2.5:latest" in str(e.value)
@@ -98,12 +70,12 @@ def test_a_missing_tag_lists_the_tags(store: Path) -> None:
 
 
 def test_a_missing_model_lists_the_models(store: Path) -> None:
-    add_model(store, f"{LIBRARY}/qwen2.5/1.5b", b"GGUF")
-    add_model(store, f"{LIBRARY}/llama3.2/1b", b"GGUF")
+    fake_ollama.add_model(store, f"{LIBRARY}/qwen2.5/1.5b", b"GGUF")
+    fake_ollama.add_model(store, f"{LIBRARY}/llama3.2/1b", b"GGUF")
     with pytest.raises(onegraph.FileError) as e:
-        hub.resolve("ollama:mistral:7b")
-    assert f"no model mistral in {store}; models there: llama3.2, qwen2.5" in str(e.value)
-    assert "ollama pull mistral:7b" in str(e.value)
+        hub.resolve("ollama:command-r")
+    assert f"no model command-r in {store}; models there: llama3.2, qwen2.5" in str(e.value)
+    assert "ollama pull command-r:latest" in str(e.value)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +106,7 @@ def test_a_name_that_could_leave_the_store_is_refused(name: str, store: Path) ->
 
 
 def test_a_digest_that_could_leave_the_store_is_refused(store: Path) -> None:
-    add_model(store, f"{LIBRARY}/bad/latest", b"GGUF")
+    fake_ollama.add_model(store, f"{LIBRARY}/bad/latest", b"GGUF")
     path = store / "manifests" / LIBRARY / "bad" / "latest"
     manifest = json.loads(path.read_text())
     for digest in ["sha256:../../../etc/passwd", "md5:00", "", None, 7, "sha256:" + "A" * 64]:
@@ -145,7 +117,7 @@ def test_a_digest_that_could_leave_the_store_is_refused(store: Path) -> None:
 
 
 def test_a_partial_blob_is_named_with_both_sizes(store: Path) -> None:
-    add_model(store, f"{LIBRARY}/cut/latest", b"GGUF half", size=1000)
+    fake_ollama.add_model(store, f"{LIBRARY}/cut/latest", b"GGUF half", size=1000)
     with pytest.raises(onegraph.ModelError) as e:
         hub.resolve("ollama:cut")
     assert "has 9 bytes and its manifest says 1000" in str(e.value)
@@ -153,7 +125,7 @@ def test_a_partial_blob_is_named_with_both_sizes(store: Path) -> None:
 
 
 def test_a_missing_blob_is_named(store: Path) -> None:
-    blob = add_model(store, f"{LIBRARY}/gone/latest", b"GGUF gone")
+    blob = fake_ollama.add_model(store, f"{LIBRARY}/gone/latest", b"GGUF gone")
     blob.rename(blob.with_name(blob.name + "-partial"))
     with pytest.raises(onegraph.FileError) as e:
         hub.resolve("ollama:gone")
@@ -182,7 +154,9 @@ def test_a_damaged_manifest_is_refused(text: str, said: str, store: Path) -> Non
 
 
 def test_a_model_that_is_no_gguf_is_refused(store: Path) -> None:
-    add_model(store, f"{LIBRARY}/other/latest", b"{}", media="application/vnd.ollama.image.tensor")
+    fake_ollama.add_model(
+        store, f"{LIBRARY}/other/latest", b"{}", media="application/vnd.ollama.image.tensor"
+    )
     with pytest.raises(onegraph.ModelError, match=r"lists 0 layers of type .*\.model, and one"):
         hub.resolve("ollama:other")
 
@@ -192,7 +166,7 @@ def test_a_model_that_is_no_gguf_is_refused(store: Path) -> None:
 def test_what_is_no_file_in_the_store_is_refused_at_once(
     place: str, kind: str, store: Path
 ) -> None:
-    blob = add_model(store, f"{LIBRARY}/odd/latest", b"GGUF odd")
+    blob = fake_ollama.add_model(store, f"{LIBRARY}/odd/latest", b"GGUF odd")
     path = store / "manifests" / LIBRARY / "odd" / "latest" if place == "manifest" else blob
     path.unlink()
     if kind == "a FIFO":
@@ -207,7 +181,7 @@ def test_what_is_no_file_in_the_store_is_refused_at_once(
 
 
 def test_verify_reads_the_blob(store: Path) -> None:
-    blob = add_model(store, f"{LIBRARY}/tiny/latest", b"GGUF tiny")
+    blob = fake_ollama.add_model(store, f"{LIBRARY}/tiny/latest", b"GGUF tiny")
     assert hub.resolve("ollama:tiny", verify=True) == blob
     blob.write_bytes(b"GGUF tinY")
     assert hub.resolve("ollama:tiny") == blob
@@ -234,7 +208,7 @@ def as_a_stranger() -> Iterator[None]:
 
 @pytest.mark.parametrize("closed", ["manifest", "blob"])
 def test_an_unreadable_store_says_how_to_read_it(closed: str, store: Path) -> None:
-    blob = add_model(store, f"{LIBRARY}/own/latest", b"GGUF own")
+    blob = fake_ollama.add_model(store, f"{LIBRARY}/own/latest", b"GGUF own")
     manifest = store / "manifests" / LIBRARY / "own" / "latest"
     path = manifest if closed == "manifest" else blob
     assert hub.resolve("ollama:own") == blob

@@ -80,7 +80,7 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: FakeHub, load: Load) -> N
         assert load(f"hf:{REPO}@{revision}:Q4_K_M") == content
     assert load(REF) == "GGUF second"
     said = load(f"hf:{REPO}@v2/{FILE}")
-    assert said.startswith(f"FileError cannot fetch {FILE} of {REPO} from Hugging Face: ")
+    assert said.startswith(f"FileError cannot fetch {FILE} of {REPO} from {hub.endpoint}: ")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_what_is_fetched_is_served(pulling: Served, hub: FakeHub) -> None:
         ("/etc/passwd", "nothing is fetched by this name"),
         ("ollama:x", "nothing is fetched by this name"),
         ("../x.gguf", "nothing is fetched by this name"),
-        ("llama3.2", "nothing is fetched by this name; smollm2"),
+        ("command-r", "nothing is fetched by this name; smollm2"),
         ("hf.co/user/../../x.gguf", "is no reference to a Hugging Face file"),
         ("hf:user/Tiny-GGUF/../x.gguf", "is no reference to a Hugging Face file"),
         ("hf.co/user/Tiny-GGUF:Q2_K", "fits no file"),

@@ -31,6 +31,8 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.instead: dict[bytes, bytes] = {}
         #: Methods and paths of what was asked.
         self.asked: list[tuple[str, str]] = []
+        #: What requests said of who sends them.
+        self.tokens: set[str] = set()
 
     def commit(self, files: dict[str, bytes], *refs: str) -> str:
         """A new commit, which `refs` then name."""
@@ -70,6 +72,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def _answer(self, body: bool) -> None:
         hub, path = self.server, urllib.parse.urlsplit(self.path).path
         hub.asked.append((self.command, path))
+        hub.tokens |= {self.headers["authorization"]} - {None}
         listed = re.fullmatch(rf"/api/models/{REPO}(?:/(?:revision|tree)/([^/]+))?", path)
         file = re.fullmatch(rf"/{REPO}/resolve/([^/]+)/(.+)", path)
         revision = urllib.parse.unquote((listed or file or [None, ""])[1] or "main")

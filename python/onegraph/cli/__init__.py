@@ -33,6 +33,7 @@ class Row(NamedTuple):
 COMMANDS = {
     "run": Row("onegraph.cli.run", "Generate text, or chat."),
     "embed": Row("onegraph.cli.embed", "Make vectors of texts."),
+    "batch": Row("onegraph.cli.batch", "Answer a file of requests into a file."),
     "serve": Row("onegraph.cli.serve", "Serve models to what speaks to OpenAI or ollama."),
     "list": Row("onegraph.cli.list", "List the models that are here."),
     "pull": Row("onegraph.cli.pull", "Fetch a model and print where it is."),
@@ -113,8 +114,9 @@ def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
 def cli() -> None:
     """Run quantized GGUF language models.
 
-    MODEL is the path of a .gguf file, a name like smollm2, hf:user/repo/file.gguf,
-    hf:user/repo:Q4_K_M, one revision of it as hf:user/repo@REVISION:Q4_K_M, or ollama:model:tag.
+    MODEL is a name like smollm2, llama3.2 or qwen3.5:4b (`onegraph list --names` lists them), the
+    path of a .gguf file, hf:user/repo/file.gguf, hf:user/repo:Q4_K_M, one revision of it as
+    hf:user/repo@REVISION:Q4_K_M, or ollama:model:tag.
     """
 
 

@@ -14,12 +14,19 @@ from onegraph.printable import printable
 
 
 @click.command()
+@click.option("--names", is_flag=True, help="List the names that fetch a model, with its memory.")
 @json_option
 @debug_option
-def command(as_json: bool) -> None:
+def command(names: bool, as_json: bool) -> None:
     """List the models on this machine: onegraph's own, those of ollama, and those of Hugging Face
     that were used here, each by the name to run it by. Nothing is fetched.
+
+    --names lists the names that `onegraph run` and `onegraph pull` fetch a model by, what each
+    stands for, and the memory of one conversation of 8,192 tokens.
     """
+    if names:
+        _show_names(as_json)
+        return
     found = list(known())
     if as_json:
         rows = [dataclasses.asdict(m) | {"path": m.path and str(m.path)} for m in found]
@@ -30,6 +37,26 @@ def command(as_json: bool) -> None:
         return
     _show(found)
     say(f"\nonegraph's own: {hub.cache_dir()}; all paths: onegraph list --json")
+
+
+def _show_names(as_json: bool) -> None:
+    known = {name: named._asdict() for name, named in hub.names().items()}
+    if as_json:
+        say(json.dumps({"names": [{"name": name, **named} for name, named in known.items()]}))
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("name", no_wrap=True)
+    table.add_column("model")
+    table.add_column("memory", justify="right", no_wrap=True)
+    table.add_column("reference", overflow="fold")
+    for entry in hub.known_models().values():
+        table.add_row(entry.name, entry.description, "", entry.requirement)
+    for name, named in known.items():
+        cells = (name, named["model"], f"{named['memory']} GiB", named["reference"])
+        table.add_row(*cells)
+    show_table(table)
 
 
 def _show(models: list[Local]) -> None:

@@ -37,12 +37,15 @@ class Local:
 def known() -> Iterator[Local]:
     """All models that have a name here, with what their files say."""
     yield from map(_described, ours())
+    # Of two names for one reference the one with the size, which comes behind the other.
+    named = {each.reference: name for name, each in hub.names().items()}
     for reference in hub.references():
         with contextlib.suppress(Error):
             if reference.startswith("hf:"):
                 path = _pinned(reference)
                 if path is not None:
-                    yield _described(Local(reference, path, "Hugging Face"))
+                    name = named.get(reference, reference)
+                    yield _described(Local(name, path, "Hugging Face"))
         if reference.startswith("ollama:"):
             try:
                 yield _described(Local(reference, hub.resolve(reference), "ollama"))
@@ -62,10 +65,8 @@ def ours() -> list[Local]:
 
 def _pinned(reference: str) -> Path | None:
     """The file of an `hf:` reference, where it is here; nothing is fetched for it."""
-    try:
-        from huggingface_hub import try_to_load_from_cache
-    except ImportError:
-        return None
+    from huggingface_hub import try_to_load_from_cache
+
     pin = pins.read(reference)
     if pin is None:
         return None

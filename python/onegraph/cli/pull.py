@@ -52,6 +52,13 @@ def _check_kept(folder: Path, before: int, new: int, total: int, arch: str) -> N
         )
 
 
+def _model(name: str, meant: str) -> str:
+    named = hub.names().get(name)
+    if named is None or meant != named.reference:
+        return ""
+    return f": {named.model}, {named.memory} GiB with a conversation of 8,192 tokens"
+
+
 @click.command()
 @click.argument("name")
 @click.option(
@@ -79,10 +86,10 @@ def command(
 ) -> None:
     """Fetch the model NAME, check it, and print the path of its file.
 
-    NAME is a name like smollm2, hf:user/repo/file.gguf, hf:user/repo:Q4_K_M or
-    hf:user/repo@REVISION:Q4_K_M. What is fetched is held to its hash. A file that is there already
-    is compared by its size and a sample of 1 MiB, with --verify by all of it, and fetched again
-    where it is damaged.
+    NAME is smollm2, a name of `onegraph list --names` such as llama3.2 or qwen3.5:4b,
+    hf:user/repo/file.gguf, hf:user/repo:Q4_K_M or hf:user/repo@REVISION:Q4_K_M. What is fetched is
+    held to its hash. A file that is there already is compared by its size and a sample of 1 MiB,
+    with --verify by all of it, and fetched again where it is damaged.
 
     An hf: reference stays with the commit that it first stood for. Where upstream has another file
     by now, that is said on standard error; --update takes it.
@@ -94,8 +101,11 @@ def command(
     if arch is None:
         refuse_given(["n_ctx", "max_batch", "kv_type"], "only with --compile: a file has none")
     folder, before = (None, 0) if arch is None else _kernel_cache()
+    meant = hub.meant(name)
+    if meant != name:
+        say(f"{name} is {meant}{_model(name, meant)}", err=True)
     with shown(progress()) as told:
-        path = hub.resolve(name, progress=told, mend=True, verify=verify, update=update)
+        path = hub.resolve(meant, progress=told, mend=True, verify=verify, update=update)
         if arch is not None:
             total, new = _native.compile_kernels(
                 path,
@@ -110,6 +120,6 @@ def command(
     if arch is not None and folder is not None:
         _check_kept(folder, before, new, total, arch)
         say(f"{total} kernels for {arch}, {new} of them new", err=True)
-    if name.startswith("hf:") and not update and (changed := hub.upstream_change(name)):
+    if meant.startswith("hf:") and not update and (changed := hub.upstream_change(meant)):
         say(changed, err=True)
     say(path)

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from onegraph import LLM
+from onegraph import LLM, _native, hub
 from onegraph.cli import piped
 from onegraph.cli.answer import note_cut, report, show
 from onegraph.cli.asking import Asking, Thinking, functions_of
@@ -26,6 +26,8 @@ from onegraph.cli.options import (
     sampling_options,
 )
 from onegraph.cli.terminal import debug_option, json_option, progress
+from onegraph.hub import modelfile
+from onegraph.hub.modelfile import Modelfile
 from onegraph.sampling import DEFAULTS
 from onegraph.streams import Stream
 
@@ -71,11 +73,18 @@ def command(
 ) -> None:
     """Generate text from PROMPT with MODEL; without PROMPT, chat.
 
+    MODEL is a name such as smollm2, llama3.2 or qwen3.5:4b (`onegraph list --names` lists them with
+    the memory of each), the path of a .gguf file, hf:user/repo:Q4_K_M or ollama:model:tag. What is
+    not here is fetched.
+
     PROMPT is wrapped in the model's chat template where it has one. What is piped in is the PROMPT
     where there is none or it is '-'; else it goes before PROMPT, with an empty line between, as in
     `onegraph run MODEL "Sum this up." < report.txt`. In a loop that reads standard input itself,
     `< /dev/null` leaves it to the loop. Standard output carries the text alone, which ends with a
     line feed.
+
+    Of a model that ollama keeps, the Modelfile's SYSTEM and PARAMETER hold where no option says
+    otherwise; with --raw they do not.
 
     Of each --file the name, a colon and the text between ``` stand before PROMPT, and behind what
     is piped in.
@@ -114,8 +123,13 @@ def command(
         piped.check_utf8(said)
     if verbose:
         logging.getLogger("onegraph").setLevel(logging.INFO)
-    with LLM(model, max_batch=1, progress=progress(), **given(MODEL, options)) as llm:
-        sampling = given(SAMPLING, options)
+    model = hub.meant(model)
+    kept = Modelfile() if raw else modelfile.read(model)
+    loaded = given(MODEL, options)
+    if kept.n_ctx is not None and "n_ctx" not in loaded:
+        loaded["n_ctx"] = min(kept.n_ctx, _trained(model))
+    with LLM(model, max_batch=1, progress=progress(), **loaded) as llm:
+        sampling = {**kept.sampling, **given(SAMPLING, options)}
         _say_without_effect(llm, sampling, options)
         needs_template = chatting or any(v is not None for v in (system, tools, think))
         if not raw and llm.chat_template is None and needs_template:
@@ -123,6 +137,8 @@ def command(
                 f"{llm.path.name} has no chat template: give a PROMPT, and no --system, --tools or "
                 "--think"
             )
+        if system is None and llm.chat_template is not None:
+            system = kept.system
         asking = Asking(functions, switch.variables)
         switch.check(llm)
         if switch.budget is not None:
@@ -133,6 +149,12 @@ def command(
             chat(llm, system, sampling, verbose, asking)
         else:
             _answer(llm, prompt, system, raw, sampling, as_json, verbose, asking)
+
+
+def _trained(model: str) -> int:
+    """The longest context that a model was trained for."""
+    n: int = json.loads(_native.model_info(hub.resolve(model)))["shape"]["n_ctx_train"]
+    return n
 
 
 def _answer(

@@ -2,6 +2,7 @@
 
     path.gguf                     a file; of a split model, the first shard
     smollm2                       a name of the manifest, fetched once and kept
+    llama3.2                      a name of `names.txt`: ollama's copy, else an hf: reference
     hf:user/repo/file.gguf        a file of a Hugging Face repository
     hf:user/repo:Q4_K_M           the one GGUF of that quantization there
     hf:user/repo@v1.0:Q4_K_M      the same of one revision: a branch, a tag or a commit
@@ -14,24 +15,31 @@ Files that onegraph fetches itself are kept in `$ONEGRAPH_CACHE_DIR/models`, els
 from __future__ import annotations
 
 import functools
+import json
+import logging
 import os
 import stat
 from pathlib import Path
 
-from onegraph.errors import ArgumentError, FileError
+from onegraph import _native
+from onegraph.errors import ArgumentError, Error, FileError
 from onegraph.hub import hugging_face, ollama, pins
 from onegraph.hub.cache import Progress, cache_dir, kind
 from onegraph.hub.hugging_face import upstream_change
 from onegraph.hub.named import Known, fetch, known_models
+from onegraph.hub.names import Named, names
 from onegraph.hub.nearest import file_hint, name_hint
 
 __all__ = [
     "FORMS",
     "Known",
+    "Named",
     "Progress",
     "cache_dir",
     "fetch",
     "known_models",
+    "meant",
+    "names",
     "references",
     "resolve",
     "upstream_change",
@@ -43,12 +51,39 @@ FORMS = (
     "hf:user/repo@REVISION:Q4_K_M, ollama:model:tag"
 )
 
+logger = logging.getLogger("onegraph")
+
 
 def references() -> list[str]:
     """What `resolve` takes and is here, or is fetched by its name alone: the names of the manifest,
-    the `hf:` references that were used before, and what ollama has pulled.
+    and those of the table, the `hf:` references that were used before, and what ollama has pulled.
     """
-    return [*sorted(known_models()), *pins.references(), *ollama.references()]
+    return [*sorted([*known_models(), *names()]), *pins.references(), *ollama.references()]
+
+
+def meant(ref: str) -> str:
+    """What a name without a prefix stands for: the copy that ollama has under exactly that name,
+    else what the table says. Any other reference stands for itself."""
+    if ref in known_models() or ref.startswith("ollama:"):
+        return ref
+    named = names().get(ref)
+    if ollama.has(ref):
+        copy = f"ollama:{ref}"
+        if named is None or (why := _cannot_run(copy)) is None:
+            return copy
+        logger.warning(
+            "ollama's copy of %s cannot run here, so %s is taken: %s", ref, named.reference, why
+        )
+    return ref if named is None else named.reference
+
+
+def _cannot_run(ref: str) -> str | None:
+    """Why ollama's copy is of no use: some of its files are written for ollama's own engine."""
+    try:
+        why: str | None = json.loads(_native.model_info(resolve(ref)))["error"]
+    except Error as e:
+        return str(e)
+    return why or None
 
 
 def resolve(
@@ -70,6 +105,8 @@ def resolve(
     nothing for it, `FileError` where a file, a store or a download cannot be had, `ModelError`
     where what is there is damaged.
     """
+    if isinstance(ref, str):
+        ref = meant(ref)
     text = ref if isinstance(ref, str) else ""
     if text.startswith("hf:"):
         return hugging_face.resolve(
@@ -82,8 +119,8 @@ def resolve(
         )
     known = known_models()
     if text.startswith("ollama:"):
-        meant = functools.partial(name_hint, text, known)
-        return ollama.resolve(text, meant, progress=progress, verify=verify)
+        hint_of = functools.partial(name_hint, text, [*known, *names()])
+        return ollama.resolve(text, hint_of, progress=progress, verify=verify)
     if not isinstance(ref, str):
         return _file(Path(ref), verify)
     if entry := known.get(ref):
@@ -92,10 +129,10 @@ def resolve(
     path = Path(ref).expanduser()
     if ref and (path.exists() or (meant_as_path and "://" not in ref)):
         return _file(path, verify)
-    hint = name_hint(ref, known)
-    pull = f"; where ollama knows it, run `ollama pull {ref}` and name ollama:{ref}"
+    hint = name_hint(ref, [*known, *names()])
+    pull = f"; where ollama knows it, run `ollama pull {ref}`"
     raise ArgumentError(
-        f"no model is called {ref!r}{hint}: names known here are {', '.join(sorted(known))}; "
+        f"no model is called {ref!r}{hint}: `onegraph list --names` lists the names known here; "
         f"a model is named by one of {FORMS}{pull if not hint and ollama.is_name(ref) else ''}"
     )
 

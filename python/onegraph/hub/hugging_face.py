@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import logging
 import os
 import re
@@ -86,27 +85,18 @@ def resolve(
 ) -> Path:
     """The (first) file of an `hf:` reference. Arguments and errors: `onegraph.hub.resolve`."""
     wanted = parse(ref)
-    _check_installed(ref)
+    _import()
     pin = None if update else pins.read(ref)
     if pin is None:
         return _first_use(wanted, mend or update, progress)
     return _as_pinned(wanted.repo, pin, mend, verify, progress)
 
 
-def _check_installed(ref: str) -> None:
-    get_it = (
-        "run `pip install 'huggingface_hub>=1.2'`, or download the file yourself and name its path"
-    )
-    try:
-        with warnings.catch_warnings():
-            # In a notebook tqdm asks for ipywidgets when it is imported; none of its bars is drawn.
-            warnings.filterwarnings("ignore", message="IProgress not found")
-            importlib.import_module("huggingface_hub.file_download")
-            import huggingface_hub as hub
-    except ImportError as e:
-        raise FileError(f"{ref} needs huggingface_hub, which is not installed: {get_it}") from e
-    if "tqdm_class" not in inspect.signature(hub.hf_hub_download).parameters:
-        raise FileError(f"{ref}: huggingface_hub {hub.__version__} is too old: {get_it}")
+def _import() -> None:
+    with warnings.catch_warnings():
+        # In a notebook tqdm asks for ipywidgets when it is imported; none of its bars is drawn.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        importlib.import_module("huggingface_hub.file_download")
 
 
 # --- what a reference stands for ------------------------------------------------------------------
@@ -288,7 +278,9 @@ def _listed(repo: str, revision: str | None) -> list[str]:
     import huggingface_hub as hub
 
     try:
-        return list(hub.list_repo_files(repo, revision=revision))
+        # `list_repo_files` would try a hub that is not there for half a minute.
+        info = hub.model_info(repo, revision=revision)
+        return [file.rfilename for file in info.siblings or []]
     except Exception as online:
         try:
             found = hub.snapshot_download(repo, revision=revision, local_files_only=True)
@@ -313,10 +305,24 @@ def _error(what: str, e: Exception, pin: Pin | None = None) -> FileError:
             f"--update {pin.reference}` takes what is there now"
         )
     )
+    endpoint, remedy = _remedy(e)
     return FileError(
-        f"cannot fetch {what} from Hugging Face: {reason}; check the name and the network, log in "
-        f"with `hf auth login` for a gated repository, or download it and name its path{held}"
+        f"cannot fetch {what} from {endpoint}: {reason}; {remedy}, or download the file elsewhere "
+        f"and name its path{held}"
     )
+
+
+def _remedy(e: Exception) -> tuple[str, str]:
+    """Where the hub is, and what to do about an error of it."""
+    from huggingface_hub import constants
+
+    if getattr(e, "response", None) is not None:
+        remedy = "check the name, log in with `hf auth login` or HF_TOKEN for a gated repository"
+    elif constants.HF_HUB_OFFLINE:
+        remedy = "HF_HUB_OFFLINE is set, so nothing is fetched: unset it"
+    else:
+        remedy = "check the network: HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror"
+    return constants.ENDPOINT, remedy
 
 
 def _plain(name: str) -> bool:
@@ -332,6 +338,9 @@ def _pick(wanted: Reference, files: list[str]) -> str:
     tag = re.compile(rf"(?:^|[-._/]){re.escape(wanted.tag)}(?=[-./])", re.IGNORECASE)
     found = [f for f in ggufs if tag.search(f) and _plain(f)]
     first = [f for f in found if not (s := _SHARD.search(f)) or int(s[1]) == 1]
+    # Beside the plain one, some repositories have a mix of their own, named by a prefix of the tag.
+    plain = [f for f in first if not re.search(rf"-UD-{re.escape(wanted.tag)}", f, re.IGNORECASE)]
+    first = plain if len(plain) == 1 else first
     if len(first) == 1:
         return first[0]
     listed = ", ".join(first or ggufs) or "none"

@@ -47,7 +47,7 @@ def name_hint(ref: str, known: Iterable[str]) -> str:
         rest = ref.removeprefix("ollama:")
         near = _closest(rest, pulled) or _closest(rest, of_manifest)
     else:
-        near = _closest(ref, pulled | of_manifest)
+        near = _closest(ref, of_manifest | pulled)  # what is here goes first
     return _asked(near) if near else ""
 
 

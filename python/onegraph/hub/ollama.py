@@ -8,12 +8,13 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from onegraph.errors import ArgumentError, FileError, ModelError
 from onegraph.hub import fingerprint
 from onegraph.hub.cache import Progress, open_regular
 
-__all__ = ["is_name", "references", "resolve"]
+__all__ = ["has", "is_name", "layers", "references", "resolve"]
 
 _MODEL = "application/vnd.ollama.image.model"
 #: Each part of a name. The first character keeps `..` and hidden files out.
@@ -21,8 +22,10 @@ _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,349}")
 #: What ollama takes for the parts that a name leaves out.
 _HOST_TAKEN, _NAMESPACE_TAKEN, _TAG_TAKEN = "registry.ollama.ai", "library", "latest"
-#: A manifest is about a kilobyte; a file past this is none.
+#: A manifest is about a kilobyte, and what a Modelfile says some; a file past this is none.
 _MANIFEST_LIMIT = 1 << 20
+#: Layers of what a Modelfile says.
+_SAID = re.compile(r"application/vnd\.ollama\.image\.(system|params|template)")
 
 
 def references() -> list[str]:
@@ -48,6 +51,19 @@ def is_name(text: str) -> bool:
     except ArgumentError:
         return False
     return True
+
+
+def has(name: str) -> bool:
+    """Whether ollama has pulled a model of exactly this name. In a folder
+    that cannot be read there is none."""
+    if "/" in name or not is_name(name):
+        return False
+    manifest = Path("manifests", *_split(f"ollama:{name}"))
+    found = False
+    for root in _roots():
+        with contextlib.suppress(OSError):
+            found = found or (root / manifest).is_file()
+    return found
 
 
 def resolve(
@@ -83,6 +99,36 @@ def resolve(
         f"ollama has no model {name} in {where}{hint()}{there}; run `ollama pull "
         f"{name}:{tag}`, or set OLLAMA_MODELS to ollama's folder"
     )
+
+
+def layers(ref: str) -> dict[str, str]:
+    """What the Modelfile of a model says: the texts of "system", "params" (JSON) and "template"
+    that there are. Errors: `onegraph.hub.resolve`."""
+    host, namespace, model, tag = _split(ref)
+    found: dict[str, str] = {}
+    for root in _roots():
+        path = root / "manifests" / host / namespace / model / tag
+        if (manifest := _manifest(path, ref)) is None:
+            continue
+        for layer in _layers(manifest, path, ref):
+            if kind := _SAID.fullmatch(str(layer.get("mediaType"))):
+                found[kind[1]] = _text(_blob_path(root, path, layer), ref)
+        break
+    return found
+
+
+def _text(blob: Path, ref: str) -> str:
+    try:
+        with open_regular(blob) as file:
+            return file.read(_MANIFEST_LIMIT).decode()
+    except FileNotFoundError as e:
+        raise FileError(
+            f"{ref}: ollama's blob {blob} is missing; run `ollama pull` again to complete it"
+        ) from e
+    except UnicodeDecodeError as e:
+        raise ModelError(f"{ref}: ollama's blob {blob} is no text: {e}; pull it again") from e
+    except OSError as e:
+        raise _unreadable(blob, ref, e) from e
 
 
 def _split(ref: str) -> tuple[str, str, str, str]:
@@ -155,22 +201,13 @@ def _blob(
     progress: Progress | None,
     verify: bool,
 ) -> Path:
-    layers = manifest.get("layers") if isinstance(manifest, dict) else None
-    if not isinstance(layers, list):
-        raise ModelError(f"{path} lists no layers; run `ollama pull` again for {ref}")
-    models = [m for m in layers if isinstance(m, dict) and m.get("mediaType") == _MODEL]
+    models = [m for m in _layers(manifest, path, ref) if m.get("mediaType") == _MODEL]
     if len(models) != 1:
         raise ModelError(
             f"{path} lists {len(models)} layers of type {_MODEL}, and one GGUF is needed: "
             "pull a GGUF variant of the model"
         )
-    digest, size = models[0].get("digest"), models[0].get("size")
-    if not isinstance(digest, str) or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-        raise ModelError(
-            f"{path} gives the digest {digest!r}, not sha256: and 64 hexadecimal digits; remove "
-            "the model with `ollama rm` and pull it again"
-        )
-    blob = root / "blobs" / digest.replace(":", "-")
+    blob, size = _blob_path(root, path, models[0]), models[0].get("size")
     try:
         with open_regular(blob) as file:
             found = os.fstat(file.fileno()).st_size
@@ -179,7 +216,7 @@ def _blob(
                     f"{ref}: ollama's blob {blob} has {found} bytes and its manifest says {size}: "
                     "the download was not finished; run `ollama pull` again"
                 )
-            if verify and fingerprint.read_whole(file, ref, progress) != digest[7:]:
+            if verify and fingerprint.read_whole(file, ref, progress) != blob.name[7:]:
                 raise ModelError(
                     f"{ref}: ollama's blob {blob} is damaged: its sha256 is not the one it is "
                     "named by; remove the model with `ollama rm` and pull it again"
@@ -193,3 +230,20 @@ def _blob(
     except OSError as e:
         raise _unreadable(blob, ref, e) from e
     return blob
+
+
+def _layers(manifest: object, path: Path, ref: str) -> list[dict[str, Any]]:
+    layers = manifest.get("layers") if isinstance(manifest, dict) else None
+    if not isinstance(layers, list):
+        raise ModelError(f"{path} lists no layers; run `ollama pull` again for {ref}")
+    return [layer for layer in layers if isinstance(layer, dict)]
+
+
+def _blob_path(root: Path, path: Path, layer: dict[str, Any]) -> Path:
+    digest = layer.get("digest")
+    if not isinstance(digest, str) or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        raise ModelError(
+            f"{path} gives the digest {digest!r}, not sha256: and 64 hexadecimal digits; remove "
+            "the model with `ollama rm` and pull it again"
+        )
+    return root / "blobs" / digest.replace(":", "-")

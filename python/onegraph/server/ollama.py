@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from onegraph.answers import ReasoningDelta, ToolCall, ToolCallEnded
 from onegraph.conversations import UNREAD, UNREADABLE
 from onegraph.errors import ModelError
+from onegraph.hub.modelfile import PARAMETERS
 from onegraph.llm import LLM
 from onegraph.results import Result, TokenLogprob
 from onegraph.server import conversation, forms, frames, openai
@@ -42,19 +43,6 @@ RUNNING = "Ollama is running"
 
 #: Of ollama, the version whose dialect this is: clients ask for at least one.
 API_VERSION = "0.12.0"
-
-#: Sampling keywords under `options`.
-NAMES = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repeat_penalty": "repeat_penalty",
-    "repeat_last_n": "repeat_last_n",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "stop": "stop",
-}
 
 #: What to do in place of what changes files.
 INSTEAD = {
@@ -315,8 +303,8 @@ def _chosen(service: Service, fields: Fields) -> tuple[dict[str, Any], dict[str,
         "logprobs": openai.logprobs(fields),
     }
     form = forms.ollama(fields)
-    chosen = options(given, NAMES, service.limits, form, **further)
-    names = {**NAMES, "num_predict": "max_tokens", "seed": "seed"}
+    chosen = options(given, PARAMETERS, service.limits, form, **further)
+    names = {**PARAMETERS, "num_predict": "max_tokens", "seed": "seed"}
     return chosen, spelled(given, names, form)
 
 

@@ -39,12 +39,14 @@ def pull_of(service: Service, fields: Fields) -> Pull:
     fields.needed(field)
     given = (fields.text(field) or "").removesuffix(LATEST)
     name = _OTHERS.sub("hf:", given, count=1)
+    if name in (names := hub.names()):
+        name = names[name].reference
     if name not in (known := hub.known_models()) and not name.startswith("hf:"):
         raise wrong(
             field,
             given,
-            f"nothing is fetched by this name; {several(known)} can be, and files of Hugging Face "
-            "as hf.co/USER/REPO:Q4_K_M",
+            f"nothing is fetched by this name; {several(known)} can be, the names that `onegraph "
+            "list --names` lists, and files of Hugging Face as hf.co/USER/REPO:Q4_K_M",
         )
     digest = known[name].sha256 if name in known else None
     return Pull(service, service.load, given, name, digest, fields.flag("stream", True))
