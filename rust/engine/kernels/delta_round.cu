@@ -4,7 +4,7 @@
 //   delta_commit  brings the state of each slot forward by the rows that count, of all layers alike: the
 //                 rule's own update of the same numbers, so the bits are those of steps of one row
 //
-// variant.cuh: N_HEAD, N_HEAD_K, HEAD_DIM, COLUMNS, ROOT (1 / sqrt(HEAD_DIM)), MOST_ROWS of a round.
+// variant.cuh: N_HEAD, N_HEAD_K, GROUPED, HEAD_DIM, COLUMNS, ROOT (1 / sqrt(HEAD_DIM)), MOST_ROWS of a round.
 #include "kv.cuh"
 #include "math.cuh"
 #include "norm.cuh"
@@ -57,7 +57,8 @@ KERNEL_BOUNDS(delta_verify, Verify, WARPS * 32, 1) {
     SHARED float directions[2][2][HEAD_DIM];
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t chain = lane / 8;
-    const uint32_t head = blockIdx.x / PARTS, key = head % N_HEAD_K;
+    const uint32_t head = blockIdx.x / PARTS;
+    const uint32_t key = GROUPED ? head / (N_HEAD / N_HEAD_K) : head % N_HEAD_K;
     const uint32_t column = blockIdx.x % PARTS * COLUMNS + warp * 8 + lane % 8;
     const float a = p.a[head], dt = p.dt[head];
     const bool has_direction = warp < 2 && lane * 8 < HEAD_DIM;

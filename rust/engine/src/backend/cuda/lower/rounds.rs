@@ -80,7 +80,7 @@ constants! {
 
     /// delta_round.cu
     struct DeltaVariant in DELTA_ROUND {
-        n_head: uint32_t, n_head_k: uint32_t, head_dim: uint32_t, columns: uint32_t,
+        n_head: uint32_t, n_head_k: uint32_t, grouped: bool, head_dim: uint32_t, columns: uint32_t,
         most_rows: uint32_t, root: float,
     }
 
@@ -156,6 +156,7 @@ fn delta_variant(op: &Op) -> Option<(DeltaVariant, StateId)> {
         state,
         n_head,
         n_head_k,
+        grouped,
         head_dim,
         ..
     } = *op
@@ -165,6 +166,7 @@ fn delta_variant(op: &Op) -> Option<(DeltaVariant, StateId)> {
     let variant = DeltaVariant {
         n_head,
         n_head_k,
+        grouped,
         head_dim,
         columns: columns(head_dim),
         most_rows: ROUND_ROWS,
