@@ -277,7 +277,8 @@ pub enum Op {
     /// The gated delta rule (<https://arxiv.org/abs/2412.06464>), for each of `n_head` heads `h` of
     /// values, which take the head `h % n_head_k` of queries and keys, or where they are `grouped`, the
     /// head `h / (n_head / n_head_k)`; all are of `d` numbers, `d` the width of `out` by `n_head`.
-    /// `qkv[r]` has the heads of `q`, then those of `k`, then those of `v`. Its state is a matrix `S[i][c]` a head, `[n_head][d][d]`; see [`Op::ShortConv`] for whose.
+    /// `qkv[r]` has the heads of `q`, then those of `k`, then those of `v`. Its state is a matrix
+    /// `S[i][c]` a head, `[n_head][d][d]`; see [`Op::ShortConv`] for whose.
     ///
     /// 1. *Directions*: `f = 1 / sqrt(sum + eps)` of q and of k, the sum of the squares as in
     ///    [`Op::RmsNorm`]; `Q = q * (f * float(1 / sqrt(d)))`, `K = k * f`, each step rounded.
