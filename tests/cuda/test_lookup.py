@@ -67,7 +67,8 @@ def judge(found: dict[str, Any]) -> None:
     assert found["drafted"] == found["plain"]
     tokens = [own[0] for own in found["plain"]]
     assert found["together"] == found["again"] == tokens
-    assert found["accepted"] > found["tokens"] / 4
+    # A text that repeats itself, of a random model.
+    assert found["accepted"] > found["tokens"] / 6
     # Steps of 1 to 3 sequences, rounds of 2 to 32 rows; all of them replays, and no more come.
     assert found["eager"] == 0 and found["graphs"] <= 8
     assert found["more_graphs"] == 0
