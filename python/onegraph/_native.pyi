@@ -418,6 +418,9 @@ class Engine:
     @property
     def n_embd(self) -> int: ...
     @property
+    def looks_ahead(self) -> bool:
+        """Whether it is an encoder, which sees a whole text at once and generates nothing."""
+    @property
     def pooling(self) -> Literal["last", "mean", "none", "cls", "rank"] | None: ...
     @property
     def max_batch(self) -> int: ...

@@ -52,7 +52,7 @@ class Embeds(Loaded):
     @property
     def pooling(self) -> Literal["last", "mean", "none", "cls", "rank"] | None:
         """How the model's file says that an embedding is made of the hidden states of a text:
-        "last", "mean", "none", or "cls" or "rank", which are not made here; None where it does not
+        "last", "mean", "cls", "none", or "rank", which is not made here; None where it does not
         say.
         """
         return self._engine.pooling
@@ -61,7 +61,7 @@ class Embeds(Loaded):
         self,
         text: Prompt | Prompts,
         *,
-        pooling: Literal["last", "mean"] | None = None,
+        pooling: Literal["last", "mean", "cls"] | None = None,
         dimensions: int | None = None,
         normalize: bool = True,
         truncate: bool = False,
@@ -72,8 +72,9 @@ class Embeds(Loaded):
         text may be token ids, which are taken as they are. Alone and in a list it has the same
         bits; `onegraph help embeddings` has more.
 
-        pooling: "last" takes the hidden state behind the last token, "mean" the mean of all; None
-            what the model's file says, and "last", with a warning, where it says nothing
+        pooling: "last" takes the hidden state behind the last token, "mean" the mean of all, "cls"
+            that of the first token, of encoders alone; None what the model's file says, and where it
+            says nothing "last", with a warning, or an encoder's "mean"
         dimensions: the leading numbers of the vector alone, of models trained for that; None all
         normalize: give it the length 1, after `dimensions`
         truncate: leave the end of a text that is longer than the context out
@@ -127,7 +128,7 @@ class Embeds(Loaded):
         self,
         text: Prompt | Prompts,
         *,
-        pooling: Literal["last", "mean"] | None = None,
+        pooling: Literal["last", "mean", "cls"] | None = None,
         dimensions: int | None = None,
         normalize: bool = True,
         truncate: bool = False,

@@ -603,6 +603,12 @@ impl Engine {
         self.inner.loaded().n_embd
     }
 
+    /// Whether it is an encoder, which sees a whole text at once and generates nothing.
+    #[getter]
+    fn looks_ahead(&self) -> bool {
+        self.inner.loaded().looks_ahead
+    }
+
     /// How the file says that an embedding is made: "none", "mean", "cls", "last" or "rank".
     #[getter]
     fn pooling(&self) -> Option<&'static str> {

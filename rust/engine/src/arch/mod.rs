@@ -6,6 +6,7 @@ use crate::config::{self, Config, TensorSpec};
 use crate::error::{Error, Result};
 use crate::plan::{signature, Op, Plan};
 
+mod bert;
 mod build;
 mod delta;
 mod gemma3;
@@ -128,6 +129,11 @@ pub static ARCHITECTURES: &[Architecture] = &[
         experts: false,
         plan: llama::plan,
     },
+    Architecture {
+        name: "bert",
+        experts: false,
+        plan: bert::plan,
+    },
 ];
 
 /// The row of an architecture.
@@ -164,6 +170,18 @@ pub fn plan(config: &Config) -> Result<Plan> {
         });
     }
     let plan = (row.plan)(config)?;
+    let causal = !plan.looks_ahead();
+    if let Some(said) = config.causal.filter(|said| *said != causal) {
+        let why = match causal {
+            true => "true: models of this architecture that look ahead are not supported",
+            false => "false: models of this architecture look ahead",
+        };
+        return Err(Error::Metadata {
+            key: format!("{}.attention.causal", config.arch),
+            value: said.to_string(),
+            expected: why.into(),
+        });
+    }
     let caps = |op: &Op| matches!(op, Op::SoftCap { .. });
     if let Some(cap) = config.logit_cap.filter(|_| !plan.ops.iter().any(caps)) {
         return Err(Error::Metadata {

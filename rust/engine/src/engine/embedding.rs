@@ -46,8 +46,8 @@ impl Engine {
         let loaded = &self.loaded;
         check_priority(request.priority)?;
         let pooling = match request.pooling {
-            Some(pooling) => pooling,
-            None => Pooling::of_file(loaded.pooling)?,
+            Some(pooling) => pooling.of_model(loaded.looks_ahead)?,
+            None => Pooling::of_file(loaded.pooling, loaded.looks_ahead)?,
         };
         let dimensions = request.dimensions.unwrap_or(loaded.n_embd);
         in_range("dimensions", dimensions, 1, loaded.n_embd)?;

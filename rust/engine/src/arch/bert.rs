@@ -1,0 +1,74 @@
+//! BERT, an encoder: each row sees all of its text, positions are learned, a LayerNorm behind each block,
+//! GELU. Its vectors are the product; it generates nothing.
+
+use super::build::{Builder, Scores};
+use crate::config::Config;
+use crate::error::Result;
+use crate::plan::{BufferId, Op, Plan, TableRow};
+
+/// The layer whose cache all use: what one has stored none but itself reads, in the same pass.
+const CACHE: usize = 0;
+
+pub fn plan(config: &Config) -> Result<Plan> {
+    let mut b = Builder::new(config);
+    let c = config;
+    let x = b.embed(1.0)?;
+    // A text is a first sentence, never a second.
+    const TYPES: &str = "token_types.weight";
+    if let Some(types) = c.tensors.get(TYPES) {
+        let n_types = types.shape.get(1).copied().unwrap_or(1);
+        add_row(&mut b, x, TYPES, n_types, TableRow::First)?;
+    }
+    let positions = "position_embd.weight";
+    add_row(&mut b, x, positions, c.n_ctx_train, TableRow::Position)?;
+    layer_norm(&mut b, x, "token_embd_norm")?;
+    for layer in 0..c.n_layer {
+        let heads = b.heads_under(layer, None, x, c.n_head, b.kv())?;
+        let scores = Scores {
+            causal: false,
+            ..heads.scores()
+        };
+        let attended = b.attention(CACHE, heads, scores);
+        let delta = b.buffer("delta", c.n_embd);
+        let width = heads.n_head * heads.kv.head_dim;
+        b.product(
+            attended,
+            None,
+            layer,
+            "attn_output",
+            &[width, c.n_embd],
+            delta,
+        )?;
+        b.add(delta, x);
+        layer_norm(&mut b, x, &format!("blk.{layer}.attn_output_norm"))?;
+        let inner = b.buffer("up", c.n_ff);
+        b.product(x, None, layer, "ffn_up", &[c.n_embd, c.n_ff], inner)?;
+        b.push(Op::Gelu { x: inner });
+        b.product(inner, None, layer, "ffn_down", &[c.n_ff, c.n_embd], delta)?;
+        b.add(delta, x);
+        layer_norm(&mut b, x, &format!("blk.{layer}.layer_output_norm"))?;
+    }
+    Ok(b.states(x))
+}
+
+/// Adds a row of a table of so many.
+fn add_row(b: &mut Builder, x: BufferId, name: &str, rows: usize, row: TableRow) -> Result<()> {
+    let table = b.table(name, &[b.config.n_embd, rows])?;
+    b.push(Op::AddRow { x, table, row });
+    Ok(())
+}
+
+/// Normalizes `x` in place.
+fn layer_norm(b: &mut Builder, x: BufferId, name: &str) -> Result<()> {
+    let width = [b.config.n_embd];
+    let weight = b.weight(&format!("{name}.weight"), &width)?;
+    let bias = b.weight(&format!("{name}.bias"), &width)?;
+    b.push(Op::LayerNorm {
+        x,
+        weight,
+        bias,
+        out: x,
+        eps: b.config.rms_eps,
+    });
+    Ok(())
+}
