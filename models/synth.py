@@ -43,7 +43,7 @@ QUIET = 0.125
 
 
 #: Numbers of `pooling_type`.
-POOLING = {"mean": 1, "last": 3}
+POOLING = {"mean": 1, "last": 3, "rank": 4}
 
 #: Scales of blocks, in units of their root mean square: 512 sizes, then the same negative.
 _SIZES = np.linspace(0.5, 1.5, 512) / np.sqrt(np.mean(np.linspace(0.5, 1.5, 512) ** 2))
@@ -510,6 +510,8 @@ def _layout(
         tokenizer = vocabulary.made_up(shape.n_vocab, shape.pre)
         if shape.pooling:
             tokenizer = vocabulary.ended(tokenizer)
+        if shape.pooling == "rank":
+            tokenizer = vocabulary.ranking(tokenizer)
     else:
         tokenizer = vocabulary.copied(vocab, shape.n_vocab)
     names = {*KINDS, *mix.split("+")} - set(mixes.MIXES)
