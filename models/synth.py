@@ -61,7 +61,7 @@ ADDED = {
 }
 
 #: Numbers of `pooling_type`.
-POOLING = {"mean": 1, "last": 3}
+POOLING = {"mean": 1, "last": 3, "rank": 4}
 
 #: Scales of blocks, in units of their root mean square: 512 sizes, then the same negative.
 _SIZES = np.linspace(0.5, 1.5, 512) / np.sqrt(np.mean(np.linspace(0.5, 1.5, 512) ** 2))
@@ -539,7 +539,9 @@ def _tokenizer(shape: Shape, vocab: str | os.PathLike[str] | None) -> dict[str, 
     if vocab is not None:
         return vocabulary.copied(vocab, shape.n_vocab)
     tokenizer = vocabulary.made_up(shape.n_vocab, shape.pre)
-    return vocabulary.ended(tokenizer) if shape.pooling else tokenizer
+    if shape.pooling:
+        tokenizer = vocabulary.ended(tokenizer)
+    return vocabulary.ranking(tokenizer) if shape.pooling == "rank" else tokenizer
 
 
 def _layout(

@@ -318,6 +318,8 @@ class Engine:
         """Token ids of a text to embed: as many of the first as the context holds where it is to
         be cut, of which a last one that ends a text stays; else one of more is refused."""
 
+    def encode_pair(self, query: str, document: str) -> list[int]:
+        """Token ids of a query and a document, as a reranker was trained to see them."""
     def check_room(self, tokens: int) -> None:
         """Raises where a prompt of so many tokens leaves no room in the context."""
 
@@ -418,6 +420,9 @@ class Engine:
     def n_vocab(self) -> int: ...
     @property
     def n_embd(self) -> int: ...
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether it is an encoder, which sees a whole text at once and generates nothing."""
     @property
     def pooling(self) -> Literal["last", "mean", "none", "cls", "rank"] | None: ...
     @property

@@ -584,6 +584,11 @@ class Generates(Loaded):
     def _template_of(self, given: Any) -> _native.ChatTemplate:
         if given is not None:
             return self._read_template(given)
+        if self._engine.looks_ahead:
+            raise ModelError(
+                f"{self.path.name}: the model is an encoder, which sees a whole text at once and "
+                "goes on from none; embed makes vectors of texts with it"
+            )
         template = self.chat_template
         if template is None:
             raise ModelError(

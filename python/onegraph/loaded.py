@@ -53,6 +53,8 @@ class Loaded:
 
     def _say_unpooled(self) -> None:
         """Once a model: that its vectors say little, for it was not trained to make any."""
+        if self._engine.looks_ahead:  # made for nothing else
+            return
         if self._engine.pooling in (None, "none") and self._unsaid_unpooled.acquire(blocking=False):
             logger.warning(
                 "%s was not trained for embeddings, as its file names no pooling: texts of one "

@@ -30,6 +30,8 @@ class Shape:
     head_dim: int = 144
     #: Tokens that a row sees; none: all.
     window: int | None = None
+    #: Whether a row sees none behind it.
+    causal: bool = True
     #: The mean of scores that have no value, one of each head; none: there are none.
     sink: float | None = None
     #: How the cache keeps keys and values.
@@ -66,6 +68,7 @@ class Shape:
         plan.op("kv_scatter", k=buffers["k"], v=buffers["v"], layer=0)
         sinks = None if self.sinks is None else plan.vector("sinks", self.sinks)
         fields = {"n_head": self.n_head, "scale": self.scale, "window": self.window, "sinks": sinks}
+        fields["causal"] = self.causal
         plan.op("attention", q=buffers["q"], out=out, layer=0, **fields)
         n_ctx = -(-n_ctx // PAGE) * PAGE
         sizes = {"n_slots": n_slots, "n_ctx": n_ctx, "threads": threads}

@@ -6,7 +6,7 @@ import onegraph
 import pytest
 from support import published
 
-#: Every one that llama.cpp has ids for, but BERT's: its WordPiece is of no model that is read here.
+#: Every one that llama.cpp has ids for and that gives its text back, which BERT's does not.
 VOCABULARIES = [
     *("gpt-2", "mpt", "falcon", "starcoder", "refact", "command-r", "llama-bpe", "qwen2", "qwen35"),
     *("deepseek-llm", "deepseek-coder", "llama-spm", "phi-3", "gemma-4"),

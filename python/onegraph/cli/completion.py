@@ -53,7 +53,7 @@ def prepare(command: click.Command) -> None:
         elif param.name in ("kv_type", "type_k", "type_v"):
             param.type = _Words(_starting(KV_TYPES))
         elif param.name == "pooling":
-            param.type = _Words(_starting(["last", "mean"]))
+            param.type = _Words(_starting(["last", "mean", "cls"]))
         elif param.name == "think":
             param.type = _Words(_starting(["on", "off", "low", "medium", "high"]))
         elif param.name == "cuda_graph":

@@ -44,7 +44,8 @@ FORMS = (".jsonl", ".npy")
 )
 @click.option(
     "--pooling",
-    help="last: the state behind the last token; mean: of all.  [default: what the file says]",
+    help="last: the state behind the last token; mean: of all; cls: of an encoder's first token."
+    "  [default: what the file says]",
 )
 @click.option("--dimensions", type=int, help="Keep the first N numbers.  [default: all]")
 @click.option("--no-normalize", is_flag=True, help="Leave the length of a vector as it is.")
@@ -56,7 +57,7 @@ def command(
     texts: tuple[str, ...],
     file: tuple[Path, ...],
     output: Path | None,
-    pooling: Literal["last", "mean"] | None,
+    pooling: Literal["last", "mean", "cls"] | None,
     dimensions: int | None,
     no_normalize: bool,
     truncate: bool,

@@ -237,8 +237,8 @@ def _pooling(pooling: str) -> str:
     said = {
         "last": "the state behind the last token (last)",
         "mean": "the mean of all states (mean)",
-        "none": "the file names no pooling (none); the state behind the last token is taken",
-        "cls": "the state of the first token (cls), which is not made here",
+        "none": "the file names no pooling (none)",
+        "cls": "the state of the first token (cls)",
         "rank": "a reranker's scores (rank), which are not made here",
     }
     return said[pooling]
@@ -273,13 +273,10 @@ def _memory_rows(info: Info) -> list[Row]:
     free = _free_on(memory["device"])
     if free is not None:
         rows.append(("free here", f"{size(free)}: {_what_fits(info, free)}"))
-    rows.append(
-        (
-            "a token reads",
-            f"{size(decode['weight_bytes'])} of weights{_active(info)}, and "
-            f"{decode['kv_bytes_per_position']:,} B of keys and values for each token before it",
-        )
-    )
+    read = f"{size(decode['weight_bytes'])} of weights{_active(info)}"
+    before = f"{decode['kv_bytes_per_position']:,} B of keys and values for each token before it"
+    if not info["looks_ahead"]:  # others read them once for a whole text
+        rows.append(("a token reads", f"{read}, and {before}"))
     return rows
 
 

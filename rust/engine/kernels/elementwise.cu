@@ -1,4 +1,4 @@
-// Element by element: residual sums, gates, factors, slices, and picking rows.
+// Element by element: residual sums, gates, factors, rows of tables, slices, and picking rows.
 #include "math.cuh"
 
 // Calls f with each number below n, of the grid's threads in turn.
@@ -112,6 +112,50 @@ struct SoftCapParams {
 KERNEL(soft_cap, SoftCapParams) {
     each(p.n, [&](uint64_t i) {
         p.x[i] = soft_cap_f32(load_relaxed_f32(p.x + i), p.cap, p.rate);
+    });
+}
+
+struct GeluParams {
+    float* x;
+    uint64_t n;
+};
+
+// x Phi(x), Phi the normal distribution: gelu_tail of rust/engine/src/sampler/math.rs.
+DEVICE float gelu_f32(float x) {
+    const float b = fabsf(x);
+    const float t = div_rn(1.0f, fma_rn(0.3f, b, 1.0f));
+    float q = 3.6036685e-2f;
+    q = fma_rn(t, q, -1.5871531e-1f);
+    q = fma_rn(t, q, 2.0896767e-1f);
+    q = fma_rn(t, q, -5.60989e-2f);
+    q = fma_rn(t, q, 1.298451e-1f);
+    q = fma_rn(t, q, 9.952253e-2f);
+    q = fma_rn(t, q, 1.2081698e-1f);
+    q = fma_rn(t, q, 1.19625166e-1f);
+    const float tail = mul_rn(mul_rn(t, q), exp_down_f32(mul_rn(mul_rn(b, b), -0.5f)));
+    return x < 0.0f ? mul_rn(x, tail) : fma_rn(-x, tail, x);
+}
+
+// x = gelu(x).
+KERNEL(gelu, GeluParams) {
+    each(p.n, [&](uint64_t i) { p.x[i] = gelu_f32(load_relaxed_f32(p.x + i)); });
+}
+
+struct AddRowParams {
+    float* x;
+    const float* table;         // [n_rows][width]
+    const uint32_t* positions;  // [n / width], or null: the first row
+    uint64_t n;
+    uint32_t width;
+    uint32_t n_rows;
+};
+
+// x += table[positions], or NaN behind the table's end.
+KERNEL(add_row, AddRowParams) {
+    each(p.n, [&](uint64_t i) {
+        const uint32_t row = p.positions ? load_relaxed_u32(p.positions + i / p.width) : 0;
+        const uint64_t at = static_cast<uint64_t>(row) * p.width + i % p.width;
+        p.x[i] = row < p.n_rows ? add_rn(load_relaxed_f32(p.x + i), p.table[at]) : nan_f32();
     });
 }
 

@@ -196,7 +196,10 @@ pub struct Config {
     pub n_vocab: usize,
     /// The context the model was trained for.
     pub n_ctx_train: usize,
+    /// Of LayerNorm, where the norms are that.
     pub rms_eps: f32,
+    /// Whether rows see none behind them, where the file says so.
+    pub causal: Option<bool>,
     /// Leading dimensions of each head that are rotated.
     pub rope_dim: usize,
     pub rope_base: f64,
@@ -493,11 +496,6 @@ impl Config {
         }
         let experts = Self::experts(&keys, n_layer, n_ff)?;
         keys.only(
-            "attention.causal",
-            "true: models that look ahead do not generate text",
-            |v| *v == Value::Bool(true),
-        )?;
-        keys.only(
             "attn_logit_softcapping",
             "0: caps of scores are not supported",
             |v| v.as_float() == Some(0.0),
@@ -515,12 +513,12 @@ impl Config {
         let n_ctx_train = need_uint!("context_length", 1..=1 << 30);
         // Zero divides zero by zero on a row of zeros.
         let positive = f64::from(f32::MIN_POSITIVE);
-        let rms_eps = keys.float("attention.layer_norm_rms_epsilon", positive..=1.0)?;
-        let rms_eps = keys.need(
-            "attention.layer_norm_rms_epsilon",
-            rms_eps,
-            "a number above 0, up to 1",
-        )?;
+        const RMS_EPS: &str = "attention.layer_norm_rms_epsilon";
+        let rms_eps = match keys.float(RMS_EPS, positive..=1.0)? {
+            None => keys.float("attention.layer_norm_epsilon", positive..=1.0)?,
+            found => found,
+        };
+        let rms_eps = keys.need(RMS_EPS, rms_eps, "a number above 0, up to 1")?;
         let bases = 2.0..=1e12;
         let rope_base = keys.float("rope.freq_base", bases.clone())?;
         let rope_base = rope_base.unwrap_or(10_000.0);
@@ -540,6 +538,7 @@ impl Config {
             n_vocab,
             n_ctx_train,
             rms_eps: rms_eps as f32,
+            causal: gguf.get_bool(&format!("{arch}.attention.causal"))?,
             rope_dim,
             rope_base,
             rope_scaling,

@@ -46,6 +46,9 @@ pub struct ModelInfo {
     /// How hidden states become an embedding, where the file says so: `none`, `mean`, `cls`, `last`
     /// or `rank`. Known where the metadata is valid.
     pub pooling: Option<&'static str>,
+    /// Whether it is an encoder, which sees a whole text at once and generates nothing; false where the
+    /// model cannot run.
+    pub looks_ahead: bool,
     /// Known where the metadata is valid.
     pub rope: Option<RopeInfo>,
     pub tokenizer: Option<TokenizerInfo>,
@@ -243,6 +246,8 @@ impl ModelInfo {
                 .iter()
                 .find_map(|op| op.signature().rotation.map(|rotation| rotation.style));
         }
+        info.rope = info.rope.filter(|_| !plan.ropes.is_empty());
+        info.looks_ahead = plan.looks_ahead();
         info.layers = layers(&plan);
         let used: HashSet<&str> = plan.weights.iter().map(|w| w.name.as_str()).collect();
         info.unused_tensors = model
@@ -316,6 +321,7 @@ impl ModelInfo {
             shape: Shape::default(),
             layers: Vec::new(),
             pooling: None,
+            looks_ahead: false,
             rope: None,
             tokenizer: TokenizerInfo::new(gguf),
             chat_template: ChatTemplateInfo::new(gguf),
@@ -511,6 +517,8 @@ fn per_token(
                 }
                 Role::Scale
                 | Role::Bias
+                | Role::Shift
+                | Role::Rows
                 | Role::Sink
                 | Role::Selection
                 | Role::Taps(_)

@@ -315,6 +315,19 @@ impl Engine {
         Ok(ids)
     }
 
+    /// Token ids of a query and a document, as a reranker was trained to see them.
+    fn encode_pair(&self, py: Python<'_>, query: &str, document: &str) -> PyResult<Vec<u32>> {
+        let mut failed = None;
+        let ids = interruptible(py, |go_on| {
+            let ids = self.inner.pair(query, document, go_on);
+            ids.unwrap_or_else(|e| {
+                failed = Some(e);
+                Some(Vec::new())
+            })
+        });
+        failed.map_or(ids, |e| Err(to_py(e)))
+    }
+
     /// Raises where a prompt of so many tokens leaves no room in the context.
     fn check_room(&self, tokens: usize) -> PyResult<()> {
         self.inner.check_room(tokens, false).map_err(to_py)
@@ -602,6 +615,12 @@ impl Engine {
     #[getter]
     fn n_embd(&self) -> usize {
         self.inner.loaded().n_embd
+    }
+
+    /// Whether it is an encoder, which sees a whole text at once and generates nothing.
+    #[getter]
+    fn looks_ahead(&self) -> bool {
+        self.inner.loaded().looks_ahead
     }
 
     /// How the file says that an embedding is made: "none", "mean", "cls", "last" or "rank".

@@ -36,6 +36,8 @@ pub struct Scores {
     pub window: Option<usize>,
     /// A score a head that takes part in the softmax and has no value.
     pub sinks: Option<WeightId>,
+    /// Whether a row sees none behind it.
+    pub causal: bool,
 }
 
 impl Heads {
@@ -45,6 +47,7 @@ impl Heads {
             scale: 1.0 / (self.kv.head_dim as f32).sqrt(),
             window: None,
             sinks: None,
+            causal: true,
         }
     }
 }
@@ -336,6 +339,7 @@ impl<'a> Builder<'a> {
             scale: scores.scale,
             window: scores.window,
             sinks: scores.sinks,
+            causal: scores.causal,
         });
         out
     }
@@ -663,6 +667,14 @@ impl<'a> Builder<'a> {
         });
         self.plan.logits = logits;
         Ok(self.plan)
+    }
+
+    /// The end of a model without a head: of the rows that are wanted the states as they are.
+    pub fn states(mut self, x: BufferId) -> Plan {
+        let out = self.plan.add_buffer("last", self.config.n_embd, Rows::Out);
+        self.push(Op::SelectRows { x, out });
+        self.plan.logits = out;
+        self.plan
     }
 
     /// The norm of rows before a block of a layer, where it has one.

@@ -133,7 +133,7 @@ fn attend(b: &mut Builder<'_>, kinds: &[Kind], layer: usize, x: BufferId) -> Res
     let scores = Scores {
         scale: 1.0,
         window,
-        sinks: None,
+        ..heads.scores()
     };
     let norm = Some(b.norm(&format!("blk.{layer}.attn_norm.weight"), c.n_embd)?);
     b.product(x, norm, layer, "attn_q", &[c.n_embd, n_q], heads.q)?;

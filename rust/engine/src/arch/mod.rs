@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 
-use crate::config::{self, Config, TensorSpec};
+use crate::config::{self, Config, PoolingType, TensorSpec};
 use crate::error::{Error, Result};
 use crate::plan::{signature, Op, Plan};
 
+mod bert;
 mod build;
 mod delta;
 mod gemma3;
@@ -17,6 +18,7 @@ mod lfm2moe;
 mod llama;
 mod mistral3;
 mod muse_glimmer;
+mod nomic_bert;
 mod olmo2;
 mod qwen2;
 mod qwen3;
@@ -25,6 +27,14 @@ mod qwen35moe;
 mod qwen3moe;
 mod qwen3next;
 mod smollm3;
+
+/// The head of a reranker, which the engine computes.
+const HEAD: [&str; 4] = [
+    "cls.weight",
+    "cls.bias",
+    "cls.output.weight",
+    "cls.output.bias",
+];
 
 const _: () = assert!(config::MOST_EXPERTS <= signature::MOST_EXPERTS);
 
@@ -135,6 +145,16 @@ pub static ARCHITECTURES: &[Architecture] = &[
         experts: false,
         plan: llama::plan,
     },
+    Architecture {
+        name: "bert",
+        experts: false,
+        plan: bert::plan,
+    },
+    Architecture {
+        name: "nomic-bert",
+        experts: false,
+        plan: nomic_bert::plan,
+    },
 ];
 
 /// The row of an architecture.
@@ -171,6 +191,18 @@ pub fn plan(config: &Config) -> Result<Plan> {
         });
     }
     let plan = (row.plan)(config)?;
+    let causal = !plan.looks_ahead();
+    if let Some(said) = config.causal.filter(|said| *said != causal) {
+        let why = match causal {
+            true => "true: models of this architecture that look ahead are not supported",
+            false => "false: models of this architecture look ahead",
+        };
+        return Err(Error::Metadata {
+            key: format!("{}.attention.causal", config.arch),
+            value: said.to_string(),
+            expected: why.into(),
+        });
+    }
     let caps = |op: &Op| matches!(op, Op::SoftCap { .. });
     if let Some(cap) = config.logit_cap.filter(|_| !plan.ops.iter().any(caps)) {
         return Err(Error::Metadata {
@@ -186,6 +218,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
         !used.contains(name.as_str())
             && !name.ends_with(".attn_rot_embd.weight")
             && !guesses_ahead(config, name)
+            && !(config.pooling == Some(PoolingType::Rank) && HEAD.contains(&name.as_str()))
             && !is_replaced(config, name)
             && !name.ends_with(".input_scale")
             && !spec.shape.contains(&0)

@@ -28,7 +28,7 @@ pub use graphs::{
 };
 pub use inspect::Inspect;
 pub use memory::{check_state, not_below, pages_of, pool_pages, KvLayer, KvPages, Needs};
-pub use parts::Part;
+pub use parts::{Part, TextPart};
 pub use prefaulted::Prefaulted;
 pub use storage::{HostMemory, Storage};
 pub use windows::{Kind, Windows};
@@ -366,6 +366,12 @@ const FIRST_SLICE: usize = 32;
 /// Rows of a slice of a prompt from which on more would not make a CPU faster.
 const MOST_SLICE: usize = 512;
 
+/// What [`Backend::slice`] is of a CPU.
+fn slice_of(rest: usize, rows: Option<usize>, stepping: usize) -> usize {
+    let rows = rows.map_or(FIRST_SLICE, |rows| rows.saturating_sub(stepping).max(1));
+    rest.min(rows).min(MOST_SLICE)
+}
+
 /// A device that decodes. Keys and values of a token, and the states behind it, have the same bits whatever
 /// pass computed them: they serve every sequence that begins with these tokens.
 pub trait Backend: Send {
@@ -425,8 +431,7 @@ pub trait Backend: Send {
     /// is not to take longer than `rows` rows do, where the caller knows; between calls a request may be
     /// cancelled and others decode.
     fn slice(&self, rest: usize, rows: Option<usize>, stepping: usize) -> usize {
-        let rows = rows.map_or(FIRST_SLICE, |rows| rows.saturating_sub(stepping).max(1));
-        rest.min(rows).min(MOST_SLICE)
+        slice_of(rest, rows, stepping)
     }
 
     /// Whether [`Backend::feed`] has room for a step of so many sequences.
@@ -536,19 +541,14 @@ pub trait Backend: Send {
         path: LogitsPath,
     ) -> Result<Vec<f32>>;
 
-    /// Feeds tokens of a text, the first of them at position `start`, and gives the hidden states behind
-    /// the `wanted` last of them, `[wanted, n_embd]`: the rows under the model's last norm, by
-    /// [`Plan::hidden`]. The head is not computed. No bit depends on how a text is cut.
+    /// Feeds parts of texts, each of a slot of its own, in as few passes as hold them, and gives of each the
+    /// hidden states behind the last tokens of it that are wanted, `[wanted, n_embd]`: the rows under the
+    /// model's last norm, by [`Plan::hidden`]; or why there are none. The head is not computed. No bit
+    /// depends on how a text is cut, or on those beside it; of a plan that looks ahead none is.
     ///
     /// # Errors
-    /// [`Error::Internal`] of a plan without; else as [`Backend::prefill`].
-    fn hidden(
-        &mut self,
-        slot: usize,
-        tokens: &[u32],
-        start: usize,
-        wanted: usize,
-    ) -> Result<Vec<f32>>;
+    /// Of all parts; [`Error::Internal`] of a plan without.
+    fn hidden(&mut self, parts: &[TextPart<'_>]) -> Result<Vec<Result<Vec<f32>>>>;
 }
 
 /// The error of a plan that has no hidden states.

@@ -45,6 +45,57 @@ pub(super) fn take<'a>(rest: &mut Rest<'a>, mut room: usize) -> Vec<Part<'a>> {
     taken
 }
 
+/// A part of a text whose hidden states are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TextPart<'a> {
+    pub slot: usize,
+    pub tokens: &'a [u32],
+    /// The position of the first.
+    pub start: usize,
+    /// How many of the last tokens' states are wanted.
+    pub wanted: usize,
+}
+
+/// The passes that parts of texts take, of up to `room` rows each; beside each piece, whose it is. A text
+/// that must be `whole` is in one pass.
+pub(super) fn passes<'a>(
+    parts: &[TextPart<'a>],
+    room: usize,
+    whole: bool,
+) -> Vec<Vec<(usize, TextPart<'a>)>> {
+    let mut passes: Vec<Vec<(usize, TextPart<'a>)>> = Vec::new();
+    let mut left = 0;
+    for (i, part) in parts.iter().enumerate() {
+        let mut rest = *part;
+        while !rest.tokens.is_empty() {
+            let n = rest.tokens.len();
+            if left == 0 || whole && left < n {
+                passes.push(Vec::new());
+                left = room.max(1);
+            }
+            let (now, later) = rest.tokens.split_at(if whole { n } else { n.min(left) });
+            let piece = TextPart {
+                tokens: now,
+                wanted: rest.wanted.saturating_sub(later.len()),
+                ..rest
+            };
+            left = left.saturating_sub(now.len());
+            passes
+                .iter_mut()
+                .last()
+                .into_iter()
+                .for_each(|pass| pass.push((i, piece)));
+            rest = TextPart {
+                tokens: later,
+                start: rest.start + now.len(),
+                wanted: rest.wanted.min(later.len()),
+                ..rest
+            };
+        }
+    }
+    passes
+}
+
 /// Refuses tokens that are not in the vocabulary.
 ///
 /// # Errors
@@ -99,6 +150,39 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        /// However passes cut them: every token once, in order, and its state where it is wanted.
+        #[test]
+        fn passes_take_every_text(
+            lengths in prop::collection::vec((0..40usize, 0..40usize), 0..6),
+            room in 1..50usize,
+            whole in any::<bool>(),
+        ) {
+            let tokens: Vec<u32> = (0..40).collect();
+            let of = |(slot, (n, wanted)): (usize, &(usize, usize))| TextPart {
+                slot,
+                tokens: &tokens[..*n],
+                start: 7,
+                wanted: *wanted.min(n),
+            };
+            let parts: Vec<_> = lengths.iter().enumerate().map(of).collect();
+            let mut fed = vec![(Vec::<u32>::new(), Vec::<u32>::new()); parts.len()];
+            for pass in passes(&parts, room, whole) {
+                let rows: usize = pass.iter().map(|(_, piece)| piece.tokens.len()).sum();
+                prop_assert!(rows > 0 && (rows <= room || whole && pass.len() == 1));
+                for (i, piece) in pass {
+                    let (its, states) = &mut fed[i];
+                    prop_assert_eq!((piece.slot, piece.start), (i, 7 + its.len()));
+                    its.extend(piece.tokens);
+                    states.extend(&piece.tokens[piece.tokens.len() - piece.wanted..]);
+                    prop_assert!(!whole || piece.tokens == parts[i].tokens);
+                }
+            }
+            for (part, (its, states)) in parts.iter().zip(fed) {
+                prop_assert_eq!(&its, part.tokens);
+                prop_assert_eq!(&states, &part.tokens[part.tokens.len() - part.wanted..]);
+            }
+        }
+
         /// However passes cut them: every token once, in order, and a prompt ends where it ended.
         #[test]
         fn passes_take_every_token_once(

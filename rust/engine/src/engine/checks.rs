@@ -10,6 +10,7 @@ impl Engine {
     pub(super) fn check(&self, request: &Request) -> Result<usize> {
         self.shared.check_open()?;
         let Limits { n_vocab, n_ctx, .. } = self.loaded.limits;
+        self.check_generates("prompt", request.prompt.len())?;
         request.validate(n_vocab)?;
         self.check_tokens("prompt", &request.prompt)?;
         let prompt = request.prompt.len();
@@ -64,8 +65,27 @@ impl Engine {
     /// As there.
     pub fn check_ids(&self, ids: &[u32]) -> Result<()> {
         self.shared.check_open()?;
+        self.check_generates("ids", ids.len())?;
         self.check_tokens("ids", ids)?;
         self.check_length(ids)
+    }
+
+    /// Whether the model goes on from texts, of which `name` is `n` tokens.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] of an encoder.
+    pub fn check_generates(&self, name: &'static str, n: usize) -> Result<()> {
+        if !self.loaded.looks_ahead {
+            return Ok(());
+        }
+        Err(Error::Argument {
+            name,
+            value: format!("{n} tokens"),
+            reason:
+                "the model is an encoder, which sees a whole text at once and goes on from none; \
+                     embed makes vectors of texts with it"
+                    .into(),
+        })
     }
 
     pub(super) fn check_length(&self, ids: &[u32]) -> Result<()> {

@@ -128,14 +128,14 @@ fn gib(bytes: u64) -> String {
 ///
 /// # Errors
 /// [`Error::Memory`] with what is needed, what there is, and what would fit.
-pub fn check(needs: &Needs, options: &RunnerOptions, room: &Room) -> Result<()> {
+pub fn check(plan: &Plan, needs: &Needs, options: &RunnerOptions, room: &Room) -> Result<()> {
     check_kv(needs, options, room)?;
     let short = |bytes: u64, room: Option<u64>| room.filter(|room| bytes > *room);
     let working = needs.working();
     let all = working.saturating_add(needs.kv);
     let parts = format!(
         "activations of {} rows {}, scratch of {} threads {}",
-        cpu::most_rows(options),
+        cpu::most_rows(plan, options),
         gib(needs.activations),
         options.threads,
         gib(needs.scratch)
@@ -243,7 +243,7 @@ mod tests {
             total: Some(gib << 30),
             ..Room::default()
         };
-        check(&needs, &options, &room)
+        check(&Plan::default(), &needs, &options, &room)
     }
 
     #[test]
@@ -274,7 +274,9 @@ mod tests {
                 total: Some(gib << 30),
                 ..Room::default()
             };
-            check(&needs, &options, &room).unwrap_err().to_string()
+            check(&Plan::default(), &needs, &options, &room)
+                .unwrap_err()
+                .to_string()
         };
         let text = shared(8192, 16);
         for part in [
@@ -294,7 +296,10 @@ mod tests {
             activations: u64::MAX,
             scratch: u64::MAX,
         };
-        assert_eq!(check(&needs, &options(2, 1), &Room::default()), Ok(()));
+        assert_eq!(
+            check(&Plan::default(), &needs, &options(2, 1), &Room::default()),
+            Ok(())
+        );
     }
 
     #[test]
@@ -312,7 +317,7 @@ mod tests {
                 available: Some(available),
                 addresses: Some(addresses),
             };
-            check(&needs, &options(8192, 1), &room).map_err(|e| e.to_string())
+            check(&Plan::default(), &needs, &options(8192, 1), &room).map_err(|e| e.to_string())
         };
         // Keys and values need not be free yet; to ask for them, there must be addresses.
         assert_eq!(on(3 * GIB, 7 * GIB), Ok(()));

@@ -15,6 +15,7 @@ use crate::arch;
 use crate::backend::cpu::{self, CpuBackend};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::run::card::LoadTimes;
+use crate::backend::cuda::run::prefill::MOST_CHUNK;
 use crate::backend::cuda::study::exact_sums::{self, SumCheck};
 use crate::backend::cuda::study::{fit::fit, offline};
 use crate::backend::cuda::CudaBackend;
@@ -44,6 +45,7 @@ mod policy;
 mod pooling;
 mod prefixes;
 mod queue;
+pub(crate) mod ranking;
 mod request;
 mod scheduler;
 mod stats;
@@ -74,6 +76,7 @@ use device::Device;
 use executor::{panic_error, Executor};
 use options::in_range;
 use queue::{Job, Look, Running, Shared, Work};
+use ranking::Head;
 use request::Outlet;
 
 /// How far loading has come.
@@ -97,8 +100,12 @@ pub struct Loaded {
     pub n_ctx_train: usize,
     /// Numbers of a hidden state.
     pub n_embd: usize,
+    /// Whether it sees a whole text at once: it makes vectors, and generates nothing.
+    pub looks_ahead: bool,
     /// How the file pools them, where it says so.
     pub pooling: Option<PoolingType>,
+    /// That of a reranker.
+    pub head: Option<Arc<Head>>,
     pub tokenizer: Arc<Tokenizer>,
     /// Why `auto` took the CPU; none where it did not.
     pub no_card: Option<&'static str>,
@@ -400,6 +407,7 @@ impl Engine {
     ) -> Result<Option<Ticket<Vec<StepCheck>>>> {
         self.shared.check_open()?;
         check.validate()?;
+        self.check_generates("ids", check.ids.len())?;
         self.check_tokens("ids", &check.ids)?;
         self.check_length(&check.ids)?;
         let (out, items) = mpsc::channel();
@@ -434,6 +442,7 @@ impl Engine {
     ) -> Result<Option<Ticket<GraphProfile>>> {
         self.shared.check_open()?;
         let Limits { n_slots, n_ctx, .. } = self.loaded.limits;
+        self.check_generates("position", question.position)?;
         let last = n_ctx.saturating_sub(GraphQuestion::IN_A_ROW);
         in_range("position", question.position, 0, last)?;
         let (sequences, prompt) = match question.what {
@@ -570,16 +579,19 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     let model = Arc::new(Model::open(path)?);
     let (config, plan) = plan_of(&model)?;
     model.check_data(plan.weights.iter().map(|w| w.name.as_str()))?;
-    let n_ctx = options.context(config.n_ctx_train)?;
+    let mut n_ctx = options.context(config.n_ctx_train)?;
+    if plan.looks_ahead() && device != Device::Cpu {
+        n_ctx = context_of_texts(options, n_ctx)?;
+    }
     reporter.at("tokenizer", 0, 0)?;
     let tokenizer = Arc::new(Tokenizer::from_gguf(&model.gguf)?);
     let runner = runner(options, &plan, n_ctx)?;
-    let keeps_states = !plan.states.is_empty();
+    let (keeps_states, looks_ahead) = (!plan.states.is_empty(), plan.looks_ahead());
     let (mut parts, mut unkept_kernels) = (Vec::new(), None);
     let mut backend: Box<dyn Backend> = match device {
         Device::Cpu => {
             let needs = cpu::needs(&plan, &runner)?;
-            memory::check(&needs, &runner, &memory::Room::here())?;
+            memory::check(&plan, &needs, &runner, &memory::Room::here())?;
             read_ahead(&model, &plan, reporter)?;
             Box::new(CpuBackend::new(plan, model.clone(), &runner)?)
         }
@@ -604,7 +616,9 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
         limits: backend.limits().clone(),
         n_ctx_train: config.n_ctx_train,
         n_embd: config.n_embd,
+        looks_ahead,
         pooling: config.pooling,
+        head: Head::read(&config, &model)?,
         tokenizer,
         no_card: (options.device == "auto" && device == Device::Cpu).then(device::no_card),
         chat_template: model
@@ -683,6 +697,11 @@ const LEAST_FED: usize = 512;
 /// What backends are told for sequences of `plan` and `n_ctx` tokens.
 pub(crate) fn runner(options: &Options, plan: &Plan, n_ctx: usize) -> Result<RunnerOptions> {
     let chunk = options.prefill_chunk.max(LEAST_FED);
+    let mut gpu = options.gpu()?;
+    if plan.looks_ahead() {
+        let whole = n_ctx.next_power_of_two().min(MOST_CHUNK);
+        gpu.prefill_chunk = gpu.prefill_chunk.max(whole);
+    }
     Ok(RunnerOptions {
         n_slots: options.max_batch,
         n_ctx,
@@ -690,8 +709,23 @@ pub(crate) fn runner(options: &Options, plan: &Plan, n_ctx: usize) -> Result<Run
         windows: Windows::of(plan, options.max_batch, n_ctx, chunk),
         kv_type: options.kv_type()?,
         threads: options.cpu_threads(),
-        gpu: options.gpu()?,
+        gpu,
     })
+}
+
+/// The context of a model that has whole texts in one pass, on a card: what passes hold.
+fn context_of_texts(options: &Options, n_ctx: usize) -> Result<usize> {
+    match options.n_ctx {
+        Some(n) if n > MOST_CHUNK => Err(Error::Argument {
+            name: "n_ctx",
+            value: n.to_string(),
+            reason: format!(
+                "the model is an encoder, and a card has all of a text in one pass, of up to \
+                 {MOST_CHUNK} tokens; use at most that, or device=\"cpu\""
+            ),
+        }),
+        _ => Ok(n_ctx.min(MOST_CHUNK)),
+    }
 }
 
 /// Touches every page of the weights, so that loading takes the time that the disk takes, visibly,

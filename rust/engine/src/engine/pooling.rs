@@ -3,12 +3,16 @@
 //! Every sum has a stated order, so that a vector has the same bits alone and among others, on every
 //! device, and however its text is cut into passes:
 //! - **last**: the state behind the last token.
+//! - **cls**: the state of the first token, of models in which it has seen the whole text.
 //! - **mean**: of each dimension the sum of the states of all tokens in their order, from +0, divided by
 //!   their number; all of it in float64.
 //! - **length 1**: of the dimensions that are wanted the sum of squares, in their order, from +0; each is
 //!   divided by the root of it; all of it in float64. A vector of zeros stays one.
 //! - At the end each number is rounded to float32, once.
 
+use std::sync::Arc;
+
+use super::ranking::Head;
 use super::request::Outlet;
 use crate::config::PoolingType;
 use crate::error::{Error, Result};
@@ -18,6 +22,9 @@ use crate::error::{Error, Result};
 pub enum Pooling {
     Last,
     Mean,
+    Cls,
+    /// To a score, by a reranker's head.
+    Rank,
 }
 
 impl Pooling {
@@ -29,46 +36,73 @@ impl Pooling {
         match name {
             "last" => Ok(Self::Last),
             "mean" => Ok(Self::Mean),
+            "cls" => Ok(Self::Cls),
+            "rank" => Ok(Self::Rank),
             _ => Err(Error::Argument {
                 name: "pooling",
                 value: format!("{name:?}"),
-                reason: "must be last or mean".into(),
+                reason: "must be last, mean or cls".into(),
             }),
         }
     }
 
-    /// What a file asks for. The state behind the last token is the one that has seen the whole text, so
-    /// it is meant where the file names none.
+    /// What a file asks for, of a model that looks ahead or not. Where it names none: the state behind the
+    /// last token where that alone has seen the whole text, else the mean.
     ///
     /// # Errors
     /// [`Error::Argument`] for one that needs a head of its own, or a model that looks ahead.
-    pub fn of_file(said: Option<PoolingType>) -> Result<Self> {
-        let why = match said {
-            None | Some(PoolingType::None | PoolingType::Last) => return Ok(Self::Last),
-            Some(PoolingType::Mean) => return Ok(Self::Mean),
-            Some(PoolingType::Cls) => {
-                "the model's file asks for the state of its first token, which has seen no other here"
-            }
-            Some(PoolingType::Rank) => {
-                "the model's file is a reranker's, whose head for scores is not read here"
-            }
-        };
-        Err(Error::Argument {
-            name: "pooling",
-            value: said.map_or("", PoolingType::name).into(),
-            reason: format!(
-                "{why}; pooling=\"last\" or \"mean\" makes vectors that the model was not trained for"
-            ),
-        })
+    pub fn of_file(said: Option<PoolingType>, looks_ahead: bool) -> Result<Self> {
+        match said {
+            None | Some(PoolingType::None) if looks_ahead => Ok(Self::Mean),
+            None | Some(PoolingType::None | PoolingType::Last) => Ok(Self::Last),
+            Some(PoolingType::Mean) => Ok(Self::Mean),
+            Some(PoolingType::Cls) => Self::Cls.of_model(looks_ahead),
+            Some(PoolingType::Rank) => Err(not_made(
+                PoolingType::Rank,
+                "the model's file is a reranker's: rank gives its scores of documents for a query",
+            )),
+        }
+    }
+
+    /// The state that a reranker's head takes: that of a token which has seen all others.
+    pub fn of_head(looks_ahead: bool) -> Self {
+        match looks_ahead {
+            true => Self::Cls,
+            false => Self::Last,
+        }
+    }
+
+    /// The same, where a model that looks ahead or not makes such vectors.
+    ///
+    /// # Errors
+    /// [`Error::Argument`].
+    pub fn of_model(self, looks_ahead: bool) -> Result<Self> {
+        match self {
+            Self::Cls if !looks_ahead => Err(not_made(
+                PoolingType::Cls,
+                "it is the state of the first token, which has seen no other in this model",
+            )),
+            _ => Ok(self),
+        }
     }
 
     /// How many of the last states of a piece of `n` tokens are needed, where it is the `last` of a text
     /// or not.
     fn wanted(self, n: usize, last: bool) -> usize {
         match self {
-            Self::Mean => n,
-            Self::Last => usize::from(last),
+            Self::Mean | Self::Cls => n,
+            Self::Last | Self::Rank => usize::from(last),
         }
+    }
+}
+
+fn not_made(said: PoolingType, why: &str) -> Error {
+    Error::Argument {
+        name: "pooling",
+        value: said.name().into(),
+        reason: format!(
+            "{why}; pooling=\"last\" or \"mean\" makes vectors that the model was not trained for"
+        ),
     }
 }
 
@@ -78,6 +112,8 @@ pub struct Embedding {
     pooling: Pooling,
     dimensions: usize,
     normalize: bool,
+    /// What makes a score of the vector.
+    head: Option<Arc<Head>>,
     /// `[n_embd]`, of the states so far.
     sum: Vec<f64>,
     /// States in the sum.
@@ -87,12 +123,13 @@ pub struct Embedding {
 
 impl Embedding {
     /// Of `ids`, by a model of width `n_embd`: the leading `dimensions`, of length 1 where they are to be
-    /// normalized. The vector goes to `out`.
+    /// normalized, or the score that a `head` makes of it. The vector goes to `out`.
     pub fn new(
         ids: Vec<u32>,
         pooling: Pooling,
         [n_embd, dimensions]: [usize; 2],
         normalize: bool,
+        head: Option<Arc<Head>>,
         out: Outlet<Vec<f32>>,
     ) -> Self {
         Self {
@@ -100,6 +137,7 @@ impl Embedding {
             pooling,
             dimensions,
             normalize,
+            head,
             sum: vec![0.0; n_embd],
             n: 0,
             out,
@@ -113,7 +151,11 @@ impl Embedding {
 
     /// Takes the states of a piece that were wanted, `[wanted, n_embd]`.
     pub fn add(&mut self, states: &[f32]) {
-        for state in states.chunks_exact(self.sum.len()) {
+        let most = match self.pooling {
+            Pooling::Cls => 1usize.saturating_sub(self.n),
+            Pooling::Last | Pooling::Mean | Pooling::Rank => usize::MAX,
+        };
+        for state in states.chunks_exact(self.sum.len()).take(most) {
             self.n += 1;
             let sums = self.sum.iter_mut().zip(state);
             sums.for_each(|(sum, x)| *sum += f64::from(*x));
@@ -123,6 +165,11 @@ impl Embedding {
     /// Sends the vector.
     pub fn finish(mut self) {
         let made = vector(&mut self.sum, self.n, self.dimensions, self.normalize);
+        // Of one state the sum is that.
+        let made = made.map(|vector| match &self.head {
+            Some(head) => vec![head.score(&self.sum)],
+            None => vector,
+        });
         self.out.send(made);
     }
 
@@ -168,7 +215,7 @@ mod tests {
         let pooled = |pieces: &[usize]| {
             let (out, items) = mpsc::channel();
             let out = Outlet::new(out, None);
-            let mut text = Embedding::new(vec![0; 10], Pooling::Mean, [4, 4], true, out);
+            let mut text = Embedding::new(vec![0; 10], Pooling::Mean, [4, 4], true, None, out);
             let mut rest = &states[..];
             for n in pieces {
                 assert_eq!(text.wanted(*n, false), *n);
@@ -215,12 +262,21 @@ mod tests {
     #[test]
     fn a_file_may_ask_for_what_is_not_made() {
         for (said, named) in [(PoolingType::Cls, "cls"), (PoolingType::Rank, "rank")] {
-            let text = Pooling::of_file(Some(said)).unwrap_err().to_string();
+            let text = Pooling::of_file(Some(said), false).unwrap_err().to_string();
             assert!(text.starts_with(&format!("pooling = {named}: ")), "{text}");
             assert!(text.contains("pooling=\"last\""), "{text}");
         }
-        assert_eq!(Pooling::of_file(None), Ok(Pooling::Last));
-        assert_eq!(Pooling::of_file(Some(PoolingType::None)), Ok(Pooling::Last));
-        assert_eq!(Pooling::of_file(Some(PoolingType::Mean)), Ok(Pooling::Mean));
+        for (said, of_decoder, of_encoder) in [
+            (None, Pooling::Last, Pooling::Mean),
+            (Some(PoolingType::None), Pooling::Last, Pooling::Mean),
+            (Some(PoolingType::Last), Pooling::Last, Pooling::Last),
+            (Some(PoolingType::Mean), Pooling::Mean, Pooling::Mean),
+        ] {
+            assert_eq!(Pooling::of_file(said, false), Ok(of_decoder));
+            assert_eq!(Pooling::of_file(said, true), Ok(of_encoder));
+        }
+        let cls = Some(PoolingType::Cls);
+        assert_eq!(Pooling::of_file(cls, true), Ok(Pooling::Cls));
+        assert!(Pooling::of_file(Some(PoolingType::Rank), true).is_err());
     }
 }

@@ -45,8 +45,10 @@ pub struct Waiting {
 pub enum Phase {
     /// A prompt, which decodes once it is fed.
     Prefill,
-    /// A text without an answer: its logits are wanted, or its embedding. It has passes of its own.
+    /// A text whose logits are wanted. It has passes of its own.
     Text,
+    /// A text that is embedded. Several have a pass together.
+    Embed,
     Decode,
 }
 
@@ -303,7 +305,8 @@ impl<'a> State<'a> {
             return Some(self.computes_the_same(next).unwrap_or(next));
         }
         let is_chosen = |slot| chosen.iter().any(|chunk| chunk.slot == slot);
-        let others = feeding().filter(|seq| seq.phase == Phase::Prefill && !is_chosen(seq.slot));
+        let phase = feeding().find(|seq| is_chosen(seq.slot))?.phase;
+        let others = feeding().filter(|seq| seq.phase == phase && !is_chosen(seq.slot));
         let mut others: Vec<_> = others.collect();
         others.sort_by_key(due);
         let mut free = others.into_iter();
@@ -389,7 +392,7 @@ impl<'a> State<'a> {
                 last: n == seq.rest,
             });
             rows += n;
-            next = match n == seq.most && seq.phase == Phase::Prefill {
+            next = match n == seq.most && seq.phase != Phase::Text {
                 true => self.next_prefill(&step.prefill),
                 false => None,
             };

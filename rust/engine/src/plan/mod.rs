@@ -12,7 +12,7 @@ pub mod sketch;
 #[cfg(test)]
 mod tests;
 
-pub use op::{Gating, Norm, Op, RopeStyle, ARITHMETIC};
+pub use op::{Gating, Norm, Op, RopeStyle, TableRow, ARITHMETIC};
 pub use plan::{
     Buffer, BufferId, Hidden, KvShape, Plan, RopeTable, Rows, State, StateId, Temperature, Weight,
     WeightId,

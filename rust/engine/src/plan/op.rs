@@ -42,6 +42,11 @@ fn one() -> f32 {
     1.0
 }
 
+/// The default of attention.
+fn yes() -> bool {
+    true
+}
+
 /// How a router's logits become the weights of experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -52,6 +57,16 @@ pub enum Gating {
     Sigmoid,
     /// Softmax over those that are chosen.
     SelectedSoftmax,
+}
+
+/// Which row of a table is added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TableRow {
+    /// The first, to every row alike.
+    First,
+    /// The one of the row's position.
+    Position,
 }
 
 /// Counts up with every change of a bit that a definition below states: what was computed by another
@@ -82,6 +97,25 @@ pub enum Op {
         out: BufferId,
         group: usize,
         eps: f32,
+    },
+    /// `out[r] = (x[r] - mean) / sqrt(variance + eps) * weight + bias`. The mean is `sum / width`, the sum in
+    /// the order of that of the squares in [`Op::RmsNorm`], by additions from zero; then `d = x - mean`;
+    /// the variance is the sum of the squares of `d`, as there, by `width`. Then
+    /// `f = 1 / sqrt(variance + eps)`, NaN where that is zero, and `fma(d * f, weight, bias)`, each step
+    /// rounded.
+    LayerNorm {
+        x: BufferId,
+        weight: WeightId,
+        bias: WeightId,
+        out: BufferId,
+        eps: f32,
+    },
+    /// `x[r] += table[i]`, in place: `i` is 0, or `positions[r]`. The table is a vector of rows as wide as x,
+    /// one after another; a row that it does not have is NaN.
+    AddRow {
+        x: BufferId,
+        table: WeightId,
+        row: TableRow,
     },
     /// `out[r] = (weight · x[r]) scale + bias`, or of `x[r]` as [`Op::RmsNorm`] makes it, by a stated sum:
     /// all operations below are IEEE float32 with subnormals, round to nearest, ties to even; `fma`
@@ -162,6 +196,8 @@ pub enum Op {
     /// `0..=positions[r]`: `out[r][h] = sum_t softmax_t(scale * q[r][h]·K[t][kv]) * V[t][kv]`. With a
     /// `window`, at least 1, `t` is above `positions[r] - window`: a row sees that many tokens, its own
     /// included, and no page is read of which it sees none, so that such pages need not be mapped.
+    /// Where it is not `causal`, `t` is over `0..=e`, `e` the largest position of the row's sequence in the
+    /// pass: a row sees those behind it too, and all of a sequence is one pass. There is no window then.
     /// With `sinks`, a logit for each head, `sinks[h]` is one more score of the softmax, of value 0.
     /// NaN where no score but that is above -infinity. Keys and values are finite: those that are not end
     /// their sequence ([`crate::Error::KvValues`]).
@@ -217,6 +253,8 @@ pub enum Op {
         scale: f32,
         window: Option<usize>,
         sinks: Option<WeightId>,
+        #[serde(default = "yes")]
+        causal: bool,
     },
     /// `out[r] += x[r]`.
     Add { x: BufferId, out: BufferId },
@@ -323,6 +361,12 @@ pub enum Op {
         up: BufferId,
         out: BufferId,
     },
+    /// `x[r] = gelu(x[r])`, in place, by the normal distribution: `x Phi(x)`. With `b = |x|`,
+    /// `t = 1 / fma(0.3, b, 1)`, `p` the polynomial of [`gelu_tail`](crate::sampler::math::gelu_tail) of `t` by
+    /// fused multiply-adds, and `e` the `exp` of [`Op::SwiGlu`], zero below -87, of `-(b b) / 2`, it is
+    /// `q = (t p) e`, which is `Phi(-b)`; then `x q` for x below 0, else `fma(-x, q, x)`. NaN of what is
+    /// infinite.
+    Gelu { x: BufferId },
     /// `x[r] = x[r] * factor`, in place, rounded.
     Scale { x: BufferId, factor: f32 },
     /// `x[r] = x[r] * weight[0]`, in place, rounded: the factor is a tensor of one number.
@@ -410,6 +454,28 @@ impl Op {
                 constant: Some(Constant::Epsilon(eps)),
                 ..Signature::new("rms_norm", Over::Buffers, vec![read(x), replace(out)])
             },
+            Op::LayerNorm {
+                x,
+                weight,
+                bias,
+                out,
+                eps,
+            } => Signature {
+                weights: vec![used(weight, Role::Scale), used(bias, Role::Shift)],
+                constant: Some(Constant::Epsilon(eps)),
+                ..Signature::new("layer_norm", Over::Buffers, vec![read(x), replace(out)])
+            },
+            Op::AddRow { x, table, row } => Signature {
+                weights: vec![used(table, Role::Rows)],
+                ..Signature::new(
+                    match row {
+                        TableRow::First => "add_first_row",
+                        TableRow::Position => "add_row_of_position",
+                    },
+                    Over::Batch,
+                    vec![update(x)],
+                )
+            },
             Op::MatVec {
                 x,
                 norm,
@@ -460,6 +526,7 @@ impl Op {
                 scale,
                 window,
                 sinks,
+                causal,
             } => Signature {
                 weights: sinks.map(|id| used(id, Role::Sink)).into_iter().collect(),
                 parts: Parts::Heads(n_head),
@@ -468,6 +535,7 @@ impl Op {
                     layer,
                     access: Access::Read,
                 }),
+                looks_ahead: !causal,
                 constant: Some(Constant::Scale(scale)),
                 ..Signature::new("attention", Over::Batch, vec![read(q), write(out)])
             },
@@ -581,6 +649,7 @@ impl Op {
                 let buffers = vec![read(gate), read(up), write(out)];
                 Signature::new("clamped_swiglu", Over::Buffers, buffers)
             }
+            Op::Gelu { x } => Signature::new("gelu", Over::Buffers, vec![update(x)]),
             Op::Scale { x, factor } => Signature {
                 constant: Some(Constant::Scale(factor)),
                 ..Signature::new("scale", Over::Buffers, vec![update(x)])

@@ -182,19 +182,21 @@ pub struct Hidden {
     pub after: usize,
     /// `[rows, n_embd]`: the hidden states, once the pass is over.
     pub x: BufferId,
-    pub norm: Norm,
+    /// None where the rows are normalized before.
+    pub norm: Option<Norm>,
 }
 
 impl Hidden {
     /// The op in the place of the head, of rows of `width` values.
-    pub fn op(&self, width: usize) -> Op {
-        Op::RmsNorm {
+    pub fn op(&self, width: usize) -> Option<Op> {
+        let norm = self.norm?;
+        Some(Op::RmsNorm {
             x: self.x,
-            weight: Some(self.norm.weight),
+            weight: Some(norm.weight),
             out: self.x,
             group: width,
-            eps: self.norm.eps,
-        }
+            eps: norm.eps,
+        })
     }
 }
 
@@ -233,8 +235,8 @@ impl Plan {
         self.ops.iter().filter_map(attends)
     }
 
-    /// How a pass ends that gives hidden states instead of logits; none of a plan that picks no rows for
-    /// a head with a norm.
+    /// How a pass ends that gives hidden states instead of logits; none of a plan that picks no rows, or
+    /// picks them for a head without a norm.
     pub fn hidden(&self) -> Option<Hidden> {
         let picks = |op: &Op| match op {
             Op::SelectRows { x, out } => Some((*x, *out)),
@@ -245,8 +247,24 @@ impl Plan {
         let norm = self.ops[after..].iter().find_map(|op| match op {
             Op::MatVec { x, norm, .. } if *x == picked => *norm,
             _ => None,
-        })?;
-        Some(Hidden { after, x, norm })
+        });
+        let is_end = self.ops.len() == after + 1;
+        (norm.is_some() || is_end).then_some(Hidden { after, x, norm })
+    }
+
+    /// Whether rows see tokens behind them: such a model makes vectors of whole texts, and goes on from
+    /// none.
+    pub fn looks_ahead(&self) -> bool {
+        self.ops.iter().any(|op| op.signature().looks_ahead)
+    }
+
+    /// Tokens that it has a row of its embedding for; where it has none, those it has logits of.
+    pub fn n_vocab(&self) -> usize {
+        let embedding = self.ops.iter().find_map(|op| match op {
+            Op::Embed { weight, .. } => Some(self.weight(*weight).n_out),
+            _ => None,
+        });
+        embedding.unwrap_or_else(|| self.buffer(self.logits).width)
     }
 
     /// By layer, how many tokens the ops see that attend to its cache, where none of them sees all.

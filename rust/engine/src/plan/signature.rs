@@ -24,6 +24,8 @@ pub struct Signature {
     pub state: Option<StateUse>,
     /// Tokens of the cache that a row sees, where these are not all.
     pub window: Option<usize>,
+    /// Whether a row sees tokens behind it.
+    pub looks_ahead: bool,
     /// Set where it rotates heads.
     pub rotation: Option<Rotation>,
     /// The buffer with the experts of each row, where it chooses them or goes by them.
@@ -92,6 +94,10 @@ pub enum Role {
     Scale,
     /// A vector added to each row of [`Width::Product`].
     Bias,
+    /// A vector added to the row.
+    Shift,
+    /// Rows of [`Width::Row`] one after another as a vector, of which one is added to the row.
+    Rows,
     /// A number that multiplies the product, or one for each expert.
     ProductScale,
     /// `[Width::Row]` of so many factors each, two or more: those of a value and of the ones before
@@ -202,6 +208,8 @@ impl Role {
             self,
             Role::Scale
                 | Role::Bias
+                | Role::Shift
+                | Role::Rows
                 | Role::ProductScale
                 | Role::Sink
                 | Role::Selection
@@ -226,6 +234,7 @@ impl Signature {
             cache: None,
             state: None,
             window: None,
+            looks_ahead: false,
             rotation: None,
             routes: None,
             constant: None,
@@ -277,6 +286,7 @@ impl Signature {
             && self.cache.is_none_or(|c| c.layer < plan.kv.len())
             && self.state.is_none_or(|s| self.state_fits(plan, s))
             && self.window != Some(0)
+            && !(self.looks_ahead && self.window.is_some())
             && self
                 .rotation
                 .is_none_or(|rotation| rotation.table < plan.ropes.len())
@@ -363,6 +373,11 @@ impl Signature {
                 Role::Matrix => is_one && n_in == row && n_out == product,
                 Role::Scale => is_vector && n_in == self.scaled(row),
                 Role::Bias => is_vector && n_in == product,
+                Role::Shift => is_vector && n_in == row,
+                Role::Rows => {
+                    let fits = |row: usize| w.n_in > 0 && w.n_in.is_multiple_of(row);
+                    is_vector && row.is_some_and(fits)
+                }
                 Role::ProductScale => {
                     let n_expert = experts.map_or(1, |w| w.n_expert);
                     (w.n_in, w.n_out, w.n_expert) == (1, 1, n_expert)
@@ -466,7 +481,7 @@ impl Listed<'_> {
     fn weight(&self, used: &Used) -> String {
         let w = self.plan.weight(used.id);
         let bias = match used.role {
-            Role::Bias | Role::ExpertBias => "bias ",
+            Role::Bias | Role::ExpertBias | Role::Shift => "bias ",
             Role::ProductScale => "scale ",
             Role::Selection => "selection ",
             Role::Sink => "sinks ",
@@ -527,6 +542,7 @@ impl fmt::Display for Listed<'_> {
             Constant::Epsilon(eps) => format!("eps {eps:e}"),
             Constant::Scale(scale) => format!("scale {scale}"),
         }));
+        right.extend(op.looks_ahead.then(|| "both ways".to_owned()));
         right.extend(op.window.map(|window| format!("window {window}")));
         write!(f, "{} = {}({})", left.join(", "), op.name, right.join(", "))
     }

@@ -99,6 +99,7 @@ pub fn attention(q: BufferId, out: BufferId, n_head: usize) -> Op {
         scale: 0.1,
         window: None,
         sinks: None,
+        causal: true,
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::signature::{Over, Role};
 use super::{
-    BufferId, Gating, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId,
+    BufferId, Gating, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, TableRow, Weight,
+    WeightId,
 };
 use crate::quant;
 
@@ -222,6 +223,7 @@ const CASES: &[Case] = &[
             scale: 0.25,
             window: None,
             sinks: None,
+            causal: true,
         },
         inputs: &[A],
         outputs: &[B],
@@ -235,11 +237,31 @@ const CASES: &[Case] = &[
         op: Op::Attention {
             q: A,
             out: B,
+            layer: 1,
+            n_head: 4,
+            scale: 0.25,
+            window: None,
+            sinks: None,
+            causal: false,
+        },
+        inputs: &[A],
+        outputs: &[B],
+        overwritten: &[B],
+        weights: &[],
+        over: Over::Batch,
+        cache: (Some(1), None),
+        listed: "b = attention(a, kv[1], 4 heads, scale 0.25, both ways)",
+    },
+    Case {
+        op: Op::Attention {
+            q: A,
+            out: B,
             layer: 0,
             n_head: 4,
             scale: 0.5,
             window: Some(128),
             sinks: Some(SINKS),
+            causal: true,
         },
         inputs: &[A],
         outputs: &[B],
@@ -406,6 +428,46 @@ const CASES: &[Case] = &[
         listed: "wanted = soft_cap(wanted, scale 30)",
     },
     Case {
+        op: Op::Gelu { x: A },
+        inputs: &[A],
+        outputs: &[A],
+        overwritten: &[],
+        weights: &[],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "a = gelu(a)",
+    },
+    Case {
+        op: Op::LayerNorm {
+            x: A,
+            weight: ROW_NORM,
+            bias: ROW_NORM,
+            out: A,
+            eps: 1e-5,
+        },
+        inputs: &[A],
+        outputs: &[A],
+        overwritten: &[A],
+        weights: &[(ROW_NORM, Role::Scale), (ROW_NORM, Role::Shift)],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "a = layer_norm(a, row_norm F32[64], bias row_norm F32[64], eps 1e-5)",
+    },
+    Case {
+        op: Op::AddRow {
+            x: A,
+            table: ROW_NORM,
+            row: TableRow::Position,
+        },
+        inputs: &[A],
+        outputs: &[A],
+        overwritten: &[],
+        weights: &[(ROW_NORM, Role::Rows)],
+        over: Over::Batch,
+        cache: (None, None),
+        listed: "a = add_row_of_position(a, row_norm F32[64])",
+    },
+    Case {
         op: Op::SelectRows { x: A, out: WANTED },
         inputs: &[A],
         outputs: &[WANTED],
@@ -471,7 +533,7 @@ fn an_op_runs_over_the_rows_of_its_buffers() {
 #[test]
 fn heads_are_those_of_the_ops_that_read_the_cache() {
     let plan = plan(CASES.iter().map(|case| case.op.clone()).collect());
-    assert_eq!(plan.attentions().collect::<Vec<_>>(), [(4, plan.kv[2]); 2]);
+    assert_eq!(plan.attentions().collect::<Vec<_>>(), [(4, plan.kv[2]); 3]);
 }
 
 #[test]
@@ -500,8 +562,9 @@ fn what_does_not_go_together_does_not_fit() {
         scale: 1.0,
         window: None,
         sinks: None,
+        causal: true,
     };
-    let special = |window, sinks| Op::Attention {
+    let special = |window, sinks: Option<WeightId>| Op::Attention {
         q: A,
         out: B,
         layer: 0,
@@ -509,6 +572,7 @@ fn what_does_not_go_together_does_not_fit() {
         scale: 1.0,
         window,
         sinks,
+        causal: sinks.is_some(),
     };
     let bad = [
         // Of another width.
@@ -534,6 +598,13 @@ fn what_does_not_go_together_does_not_fit() {
         // Rows that see nothing, and sinks that are not one a head.
         special(Some(0), None),
         special(None, Some(NORM)),
+        // A window of rows that see those behind them, and a table of no whole rows.
+        special(Some(8), None),
+        Op::AddRow {
+            x: A,
+            table: ROWS_OF_96,
+            row: TableRow::First,
+        },
         // A layer that the cache does not have.
         attention(B, 3, 4),
         // Rows that are not those of the batch.

@@ -74,6 +74,21 @@ pub fn exp2_unit(z: f32) -> f32 {
     f32::from_bits(p.to_bits().wrapping_add(r.to_bits() << 23))
 }
 
+/// `Phi(-b) exp(b^2 / 2)` for `b >= 0`, `Phi` the normal distribution; within 4e-7 of it.
+#[inline(always)]
+pub fn gelu_tail(b: f32) -> f32 {
+    let t = 1.0 / 0.3f32.mul_add(b, 1.0);
+    let mut p = 3.603_668_5e-2;
+    p = t.mul_add(p, -1.587_153_1e-1);
+    p = t.mul_add(p, 2.089_676_7e-1);
+    p = t.mul_add(p, -5.609_89e-2);
+    p = t.mul_add(p, 1.298_451e-1);
+    p = t.mul_add(p, 9.952_253e-2);
+    p = t.mul_add(p, 1.208_169_8e-1);
+    p = t.mul_add(p, 1.196_251_66e-1);
+    t * p
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

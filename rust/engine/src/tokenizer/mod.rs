@@ -1,5 +1,5 @@
-//! Text to token ids and back, from GGUF metadata alone: byte-level BPE, SentencePiece, and Gemma 4's
-//! BPE of characters.
+//! Text to token ids and back, from GGUF metadata alone: byte-level BPE, SentencePiece, Gemma 4's
+//! BPE of characters, and WordPiece.
 //!
 //! Encoding is that of llama.cpp, which defines what a GGUF vocabulary means, and of the published
 //! tokenizers (`tests/tokenizer` holds both against this). Where the two differ:
@@ -17,6 +17,10 @@
 //! - No plain text becomes a control token by merges (SentencePiece); llama.cpp allows it.
 //! - `</s>` ends a text only where it is a special token; llama.cpp takes it for one even where it
 //!   is plain text, as in Qwen's vocabulary, where it closes an HTML element.
+//! - In WordPiece a word of more than 100 characters is the unknown token, control characters but for
+//!   tabs and ends of lines are dropped before white space is looked for, and what is symbols beyond
+//!   ASCII to one and words to the other is words (published). Punctuation is that of Unicode 16
+//!   (llama.cpp has 15.1, the published one an early one).
 //! - The published tokenizers of Qwen normalize to NFC first. Neither llama.cpp nor this does, so
 //!   that every text comes back as it was; normalize before where a text may be decomposed.
 //!
@@ -35,6 +39,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod vocab;
+mod wordpiece;
 
 use std::ops::{ControlFlow, Range};
 use std::slice;
@@ -51,12 +56,14 @@ pub use stream::Decoder;
 pub use vocab::{TokenType, Vocab};
 
 /// Values of `tokenizer.ggml.model`, for messages.
-const MODELS: &str = "gpt2 (byte-level BPE), llama (SentencePiece), gemma4 (BPE of characters)";
+const MODELS: &str = "gpt2 (byte-level BPE), llama (SentencePiece), gemma4 (BPE of characters), \
+                      bert (WordPiece)";
 
 #[derive(Debug, Clone)]
 enum Model {
     Bpe(bpe::Bpe, &'static PreTokenizer),
     Spm(spm::Spm),
+    WordPiece(wordpiece::WordPiece),
 }
 
 /// A vocabulary with everything needed to encode and decode. Cheap to share, never changes.
@@ -110,6 +117,7 @@ impl Span {
                 of_pieces.max()
             }
             Model::Spm(spm) if spm.joins_unknown() => None,
+            Model::WordPiece(_) => None,
             _ => of_pieces.chain(of_texts).max(),
         };
         Self {
@@ -143,9 +151,13 @@ impl Tokenizer {
     /// [`Error::Unsupported`] for a model or pre-tokenizer that is not known, with those that are.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self> {
         const MODEL: &str = "tokenizer.ggml.model";
-        let model = gguf
-            .get_str(MODEL)?
-            .ok_or_else(|| bad(MODEL, "missing", "\"gpt2\", \"llama\" or \"gemma4\""))?;
+        let model = gguf.get_str(MODEL)?.ok_or_else(|| {
+            bad(
+                MODEL,
+                "missing",
+                "\"gpt2\", \"llama\", \"gemma4\" or \"bert\"",
+            )
+        })?;
         let mut vocab = Vocab::from_gguf(gguf)?;
         let (model, add_bos, add_space_prefix) = match model {
             "gpt2" => {
@@ -177,6 +189,21 @@ impl Tokenizer {
                 vocab.finish();
                 (Model::Spm(spm::Spm::from_gguf(gguf, &vocab)?), true, true)
             }
+            "bert" => {
+                // The tokens around a text, where the file names them by its own words or not at all.
+                let named = |name: &str, text: &str| match vocab.special(gguf, name)? {
+                    Some(id) => Ok::<_, Error>(Some(id)),
+                    None => Ok(vocab.id(text)),
+                };
+                let (cls, sep) = (named("cls", "[CLS]")?, named("seperator", "[SEP]")?);
+                let unk = vocab.id("[UNK]");
+                vocab.bos = vocab.bos.or(cls);
+                vocab.eos = sep.or(vocab.eos);
+                vocab.unk = vocab.unk.or(unk);
+                vocab.finish();
+                let words = wordpiece::WordPiece::from_gguf(gguf, &vocab)?;
+                (Model::WordPiece(words), true, true)
+            }
             other => {
                 return Err(Error::Unsupported {
                     what: "tokenizer model",
@@ -197,15 +224,16 @@ impl Tokenizer {
             }
         };
         // Files of Gemma 4 were published that say they have none; the model was trained with it.
+        let is_bert = matches!(model, Model::WordPiece(_));
         let gemma4 = matches!(&model, Model::Bpe(bpe, _) if bpe.is_of_characters());
         let (finder, pieces) = (finder(gguf, &vocab)?, pieces(&vocab, &model));
         Ok(Tokenizer {
             add_bos: flag("bos", add_bos, vocab.bos)? || gemma4 && vocab.bos.is_some(),
-            add_eos: flag("eos", false, vocab.eos)?,
+            add_eos: flag("eos", false, vocab.eos)? || is_bert && vocab.eos.is_some(),
             add_space_prefix: gguf
                 .get_bool("tokenizer.ggml.add_space_prefix")?
                 .unwrap_or(add_space_prefix)
-                && matches!(model, Model::Spm(_)),
+                && matches!(model, Model::Spm(_) | Model::WordPiece(_)),
             span: Span::new(&vocab, &model, &pieces, &finder),
             finder,
             pieces,
@@ -348,6 +376,7 @@ impl Tokenizer {
                 pre.split(text, &mut |word| bpe.encode(word, merger, meter, out))
             }
             Model::Spm(spm) => spm.encode(&spm::escape(text, space), merger, meter, out),
+            Model::WordPiece(words) => words.encode(text, meter, out),
         }
     }
 
@@ -399,6 +428,7 @@ impl Tokenizer {
                 }
             }
             Model::Spm(_) => "SentencePiece".to_owned(),
+            Model::WordPiece(_) => "WordPiece".to_owned(),
         }
     }
 
@@ -436,7 +466,7 @@ impl Tokenizer {
     pub fn missing_bytes(&self) -> Vec<u8> {
         match &self.model {
             Model::Bpe(bpe, _) => bpe.missing_bytes(),
-            Model::Spm(_) => Vec::new(),
+            Model::Spm(_) | Model::WordPiece(_) => Vec::new(),
         }
     }
 }

@@ -236,7 +236,7 @@ impl Vocab {
         }))
     }
 
-    fn special(&self, gguf: &Gguf, name: &str) -> Result<Option<u32>> {
+    pub(super) fn special(&self, gguf: &Gguf, name: &str) -> Result<Option<u32>> {
         let key = format!("tokenizer.ggml.{name}_token_id");
         gguf.get_uint(&key)?
             .map(|id| {

@@ -4,7 +4,7 @@
 use onegraph::backend::cpu::CpuBackend;
 use onegraph::backend::cuda::CudaBackend;
 use onegraph::backend::{
-    Backend, GpuOptions, GraphMode, Kind, LogitsPath, RunnerOptions, SlotRequest,
+    Backend, GpuOptions, GraphMode, Kind, LogitsPath, RunnerOptions, SlotRequest, TextPart,
 };
 use onegraph::quant;
 use onegraph::sampler::Params;
@@ -184,22 +184,31 @@ fn hidden_states_have_the_same_bits_on_the_cpu_and_however_a_text_is_cut() {
     let pages: Vec<u32> = (1..=16).collect();
     cpu.map_pages(Kind::Whole, 0, 0, &pages).unwrap();
     let bits = |states: &[f32]| -> Vec<u32> { states.iter().map(|x| x.to_bits()).collect() };
+    fn hidden(on: &mut dyn Backend, tokens: &[u32], start: usize, wanted: usize) -> Vec<f32> {
+        let part = TextPart {
+            slot: 0,
+            tokens,
+            start,
+            wanted,
+        };
+        on.hidden(&[part]).unwrap().remove(0).unwrap()
+    }
     let mut large = backend(&folder, 512, true);
     let mut small = backend(&folder, 64, false);
     for n in [1, 7, 64, 65, 200, 600] {
         let tokens = prompt(n, n);
-        let wanted = bits(&cpu.hidden(0, &tokens, 0, n).unwrap());
+        let wanted = bits(&hidden(&mut cpu, &tokens, 0, n));
         assert_eq!(wanted.len(), n * 64);
         // The third is a replay.
         for _ in 0..3 {
-            let found = bits(&large.hidden(0, &tokens, 0, n).unwrap());
+            let found = bits(&hidden(&mut large, &tokens, 0, n));
             assert!(wanted == found, "{n} tokens, graphs");
         }
-        let found = bits(&small.hidden(0, &tokens, 0, n).unwrap());
+        let found = bits(&hidden(&mut small, &tokens, 0, n));
         assert!(wanted == found, "{n} tokens, chunks of 64");
         let cut = n / 3;
-        assert!(large.hidden(0, &tokens[..cut], 0, 0).unwrap().is_empty());
-        let last = bits(&large.hidden(0, &tokens[cut..], cut, 1).unwrap());
+        assert!(hidden(&mut large, &tokens[..cut], 0, 0).is_empty());
+        let last = bits(&hidden(&mut large, &tokens[cut..], cut, 1));
         assert!(wanted[(n - 1) * 64..] == last, "{n} tokens, the last");
     }
 }

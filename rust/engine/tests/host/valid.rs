@@ -176,6 +176,10 @@ fn norms_of_rows_are_part_of_the_products() {
         let gguf = Gguf::parse(&tiny(arch.name).bytes()).unwrap();
         let config = Config::new(&gguf, gguf.tensors.iter()).unwrap();
         let plan = arch::plan(&config).unwrap();
+        // An encoder's stand behind its blocks, and are none of these.
+        if plan.looks_ahead() {
+            continue;
+        }
         let name = |id| plan.weight(id).name.trim_start_matches("blk.1.");
         let (mut products, mut alone) = (Vec::new(), Vec::new());
         for op in &plan.ops {

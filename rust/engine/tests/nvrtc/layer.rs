@@ -283,6 +283,7 @@ impl Layer {
             scale: 0.1,
             window: None,
             sinks: None,
+            causal: true,
         });
         l.norm_heads(heads);
         l.product(heads, None, delta, false);
@@ -480,6 +481,7 @@ pub fn between(ty: &'static QuantType, width: usize, head_dim: usize, are_keys: 
             scale: 1.0,
             window: None,
             sinks: None,
+            causal: true,
         });
     }
     norm(l, c, c, width, true);

@@ -419,6 +419,7 @@ fn attention_alone(
         scale: 1.0,
         window: None,
         sinks: None,
+        causal: true,
     });
     model_of_context(&format!("sm_{arch}"), plan, kv_type, true, n_ctx)
 }

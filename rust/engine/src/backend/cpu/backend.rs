@@ -9,10 +9,10 @@ use super::interpreter::Interpreter;
 use super::memory::{self, MAX_ROWS};
 use super::reserve::reserve;
 use super::simd::{self, Isa, Task};
-use crate::backend::parts::{known, no_step_beside, take, take_failed, Part};
+use crate::backend::parts::{known, no_step_beside, passes, take, take_failed, Part, TextPart};
 use crate::backend::{
-    Backend, Batch, Draft, Event, Finish, Kind, Limits, LogitsPath, RunnerOptions, SlotRequest,
-    Storage, Weights,
+    slice_of, Backend, Batch, Draft, Event, Finish, Kind, Limits, LogitsPath, RunnerOptions,
+    SlotRequest, Storage, Weights,
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -159,7 +159,8 @@ impl CpuBackend {
         weights: Arc<dyn Weights>,
         options: &RunnerOptions,
     ) -> Result<Self> {
-        let n_vocab = plan.buffer(plan.logits).width;
+        let n_vocab = plan.n_vocab();
+        let most_rows = memory::most_rows(&plan, options);
         let interpreter = Interpreter::new(plan, weights, options)?;
         let threads = interpreter.threads();
         let limits = Limits {
@@ -182,7 +183,7 @@ impl CpuBackend {
             queued: false,
             undrawn: None,
             sampling: Duration::ZERO,
-            most_rows: memory::most_rows(options),
+            most_rows,
         })
     }
 
@@ -602,31 +603,49 @@ impl Backend for CpuBackend {
         Ok(logits)
     }
 
-    fn hidden(
-        &mut self,
-        slot: usize,
-        tokens: &[u32],
-        start: usize,
-        wanted: usize,
-    ) -> Result<Vec<f32>> {
-        let mut states = Vec::new();
-        let unwanted = tokens.len().saturating_sub(wanted);
-        for (i, chunk) in tokens.chunks(MAX_ROWS).enumerate() {
-            let first = i * MAX_ROWS;
-            let positions: Vec<u32> = (start + first..)
-                .map(|p| p as u32)
-                .take(chunk.len())
-                .collect();
-            let rows = self.interpreter.hidden(&Batch {
-                tokens: chunk,
-                positions: &positions,
-                slots: &vec![slot as u32; chunk.len()],
-                out_rows: &[],
-            })?;
-            let width = rows.len() / chunk.len();
-            let skipped = unwanted.saturating_sub(first).min(chunk.len());
-            states.extend_from_slice(&rows[skipped * width..]);
+    fn slice(&self, rest: usize, rows: Option<usize>, stepping: usize) -> usize {
+        match self.interpreter.plan().looks_ahead() {
+            true => rest.min(self.most_rows),
+            false => slice_of(rest, rows, stepping),
         }
-        Ok(states)
+    }
+
+    fn hidden(&mut self, parts: &[TextPart<'_>]) -> Result<Vec<Result<Vec<f32>>>> {
+        let whole = self.interpreter.plan().looks_ahead();
+        let mut found: Vec<Result<Vec<f32>>> = parts.iter().map(|_| Ok(Vec::new())).collect();
+        for pass in passes(parts, self.most_rows, whole) {
+            let (mut tokens, mut positions, mut slots) = (Vec::new(), Vec::new(), Vec::new());
+            for (_, piece) in &pass {
+                tokens.extend(piece.tokens);
+                positions.extend((piece.start as u32..).take(piece.tokens.len()));
+                slots.resize(tokens.len(), piece.slot as u32);
+            }
+            let done = self.interpreter.hidden(&Batch {
+                tokens: &tokens,
+                positions: &positions,
+                slots: &slots,
+                out_rows: &[],
+            });
+            let failed = self.interpreter.take_failures();
+            // What some texts met with is theirs.
+            if !done.as_ref().is_err_and(|e| e.slot().is_some()) {
+                done?;
+            }
+            let mut rest = self.interpreter.states();
+            let width = rest.len() / tokens.len().max(1);
+            for (i, piece) in &pass {
+                let (its, more) = rest.split_at(piece.tokens.len() * width);
+                rest = more;
+                let error = failed.iter().find(|(slot, _)| *slot == piece.slot);
+                match (&mut found[*i], error) {
+                    (its @ Ok(_), Some((_, error))) => *its = Err(error.clone()),
+                    (Ok(states), None) => {
+                        states.extend_from_slice(&its[its.len() - piece.wanted * width..]);
+                    }
+                    (Err(_), _) => {}
+                }
+            }
+        }
+        Ok(found)
     }
 }

@@ -110,6 +110,26 @@ impl Task for SoftCap<'_> {
     }
 }
 
+/// [`crate::plan::Op::Gelu`], in place.
+pub struct Gelu<'a>(pub &'a mut [f32]);
+
+impl Task for Gelu<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self) {
+        for x in self.0 {
+            let b = x.abs();
+            let tail = math::gelu_tail(b) * exp_down(b * b * -0.5);
+            *x = if *x < 0.0 {
+                *x * tail
+            } else {
+                (-*x).mul_add(tail, *x)
+            };
+        }
+    }
+}
+
 /// `out[i] = G(gate[i / share], x[i])`.
 pub struct Gated<'a, G> {
     gate: &'a [f32],

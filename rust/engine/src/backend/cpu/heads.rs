@@ -16,6 +16,8 @@ pub struct Attention<'a> {
     pub scale: f32,
     /// Tokens that a row sees, where these are not all.
     pub window: Option<usize>,
+    /// Whether a row sees none behind it.
+    pub causal: bool,
     /// `[n_head]`, where there are any.
     pub sinks: Option<&'a [f32]>,
     pub batch: &'a Batch<'a>,
@@ -34,15 +36,22 @@ pub struct Heads<'a, 'b> {
 }
 
 impl Attention<'_> {
-    /// The tokens that each of `n` rows from `first` on sees. A position past the cache was refused by
+    /// The tokens that each of `n` rows of a sequence, from `first` on, sees. A position past the cache was refused by
     /// the scatter; here it must only not be read.
     pub fn seen(&self, first: usize, n: usize) -> Vec<Range<usize>> {
         let of_row = |p: &u32| {
             let end = (*p as usize).saturating_add(1).min(self.kv.n_ctx());
             end.saturating_sub(self.window.unwrap_or(end))..end
         };
-        let positions = &self.batch.positions[first..][..n];
-        positions.iter().map(of_row).collect()
+        let positions = &self.batch.positions[first..];
+        if self.causal {
+            return positions[..n].iter().map(of_row).collect();
+        }
+        let slots = &self.batch.slots[first..];
+        let is_its = |(slot, _): &(&u32, &u32)| **slot == slots[0];
+        let its = slots.iter().zip(positions).take_while(is_its);
+        let all = its.map(|(_, position)| of_row(position)).last();
+        vec![all.unwrap_or_default(); n]
     }
 
     /// The sink of query head `g` of those that share a KV head.

@@ -8,18 +8,18 @@ mod products;
 use std::sync::Arc;
 
 use super::experts::{self, Gathered};
-use super::gates::{ClampedSwiGlu, Gate, GeGlu, Sigmoid, SoftCap, SwiGlu};
+use super::gates::{ClampedSwiGlu, Gate, GeGlu, Gelu, Sigmoid, SoftCap, SwiGlu};
 use super::heads::Attention;
 use super::kv::KvCache;
 use super::matvec::Scratch;
 use super::memory::{most_rows, vector};
 use super::recurrence::{Around, DeltaNet, ShortConv, States};
 use super::reserve::{filled, reserve};
-use super::rowwise::{self, CosSin, Normed, RmsNorm};
+use super::rowwise::{self, CosSin, LayerNorm, Normed, RmsNorm};
 use super::simd::{self, Level};
 use crate::backend::{no_hidden, Batch, Kind, KvPages, Runner, RunnerOptions, Weights};
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Op, Plan, RopeTable, WeightId};
+use crate::plan::{BufferId, Op, Plan, RopeTable, TableRow, WeightId};
 
 /// What the plan's buffers hold, in messages.
 const ACTIVATIONS: &str = "the activations of the rows";
@@ -93,7 +93,7 @@ impl Interpreter {
                 remedy: "ask for fewer threads".into(),
             })?;
         // Taken now, so that no prompt finds less; what is not used costs addresses only.
-        let rows = most_rows(options);
+        let rows = most_rows(&plan, options);
         let mut buffers = vec![Vec::new(); plan.buffers.len()];
         for (buffer, values) in plan.buffers.iter().zip(&mut buffers) {
             let n = buffer.rows.of(rows, options.n_slots);
@@ -103,7 +103,7 @@ impl Interpreter {
         let rotates = plan.ops.iter().any(|op| op.signature().rotation.is_some());
         let hidden = plan.hidden().map(|end| {
             let norm = end.op(plan.buffer(end.x).width);
-            let ops = plan.ops[..end.after].iter().cloned().chain([norm]);
+            let ops = plan.ops[..end.after].iter().cloned().chain(norm);
             (ops.collect(), end.x)
         });
         Ok(Self {
@@ -206,14 +206,18 @@ impl Interpreter {
         self.run(&plan.ops, batch)
     }
 
-    /// Runs a pass for hidden states; gives those of all rows, `[rows, n_embd]`.
+    /// Runs a pass for the hidden states of all rows.
     ///
     /// # Errors
     /// As [`Interpreter::forward`]; [`Error::Internal`] of a plan without.
-    pub fn hidden(&mut self, batch: &Batch<'_>) -> Result<&[f32]> {
-        let (ops, x) = self.hidden.clone().ok_or_else(no_hidden)?;
-        self.run(&ops, batch)?;
-        Ok(self.buffer(x))
+    pub fn hidden(&mut self, batch: &Batch<'_>) -> Result<()> {
+        let (ops, _) = self.hidden.clone().ok_or_else(no_hidden)?;
+        self.run(&ops, batch)
+    }
+
+    /// The hidden states of the last pass, which was for those, `[rows, n_embd]`.
+    pub fn states(&self) -> &[f32] {
+        self.hidden.as_ref().map_or(&[], |(_, x)| self.buffer(*x))
     }
 
     fn run(&mut self, ops: &[Op], batch: &Batch<'_>) -> Result<()> {
@@ -330,6 +334,46 @@ impl Interpreter {
                 group,
                 eps,
             } => self.rms_norm(*x, *weight, *out, *group, *eps),
+            Op::LayerNorm {
+                x,
+                weight,
+                bias,
+                out,
+                eps,
+            } => {
+                let mut normed = self.take(*out);
+                if x != out {
+                    normed.copy_from_slice(&self.buffers[x.0]);
+                }
+                let (weight, bias) = (self.vector(*weight)?, self.vector(*bias)?);
+                let (level, eps) = (self.level, *eps);
+                rowwise::each_row(&mut normed, weight.len(), |_, values| {
+                    let norm = LayerNorm {
+                        values,
+                        weight,
+                        bias,
+                        eps,
+                    };
+                    simd::run(level, norm);
+                });
+                self.buffers[out.0] = normed;
+                Ok(())
+            }
+            Op::AddRow { x, table, row } => {
+                let width = self.plan.buffer(*x).width;
+                let table = vector(&self.plan, &self.vectors, *table)?;
+                rowwise::each_row(&mut self.buffers[x.0], width, |r, values| {
+                    let at = match row {
+                        TableRow::First => 0,
+                        TableRow::Position => batch.positions[r] as usize,
+                    };
+                    match table.chunks_exact(width).nth(at) {
+                        Some(row) => values.iter_mut().zip(row).for_each(|(v, t)| *v += t),
+                        None => values.fill(f32::NAN),
+                    }
+                });
+                Ok(())
+            }
             Op::Rope {
                 x,
                 n_head,
@@ -353,6 +397,7 @@ impl Interpreter {
                 scale,
                 window,
                 sinks,
+                causal,
             } => {
                 let mut heads = self.take(*out);
                 let task = Attention {
@@ -362,6 +407,7 @@ impl Interpreter {
                     n_head: *n_head,
                     scale: *scale,
                     window: *window,
+                    causal: *causal,
                     sinks: sinks.map(|id| self.vector(id)).transpose()?,
                     batch,
                 };
@@ -448,6 +494,13 @@ impl Interpreter {
                 let done = task.run(self.level, &mut self.states, state.0, batch, &mut heads);
                 self.buffers[out.0] = heads;
                 done
+            }
+            Op::Gelu { x } => {
+                let (width, level) = (self.plan.buffer(*x).width, self.level);
+                rowwise::each_row(&mut self.buffers[x.0], width, |_, values| {
+                    simd::run(level, Gelu(values));
+                });
+                Ok(())
             }
             Op::Scale { x, factor } => {
                 self.buffers[x.0].iter_mut().for_each(|v| *v *= factor);

@@ -22,9 +22,13 @@ fn sum(bytes: impl IntoIterator<Item = u64>) -> u64 {
     bytes.into_iter().fold(0, u64::saturating_add)
 }
 
-/// Rows of the longest forward pass.
-pub fn most_rows(options: &RunnerOptions) -> usize {
-    options.n_ctx.min(MAX_ROWS).max(options.n_slots)
+/// Rows of the longest forward pass: a plan that looks ahead has whole texts in one.
+pub fn most_rows(plan: &Plan, options: &RunnerOptions) -> usize {
+    let most = match plan.looks_ahead() {
+        true => options.n_ctx.max(MAX_ROWS),
+        false => options.n_ctx.min(MAX_ROWS),
+    };
+    most.max(options.n_slots)
 }
 
 /// What a plan takes with these options. The weights stay in the file, mapped; keys and values take
@@ -54,7 +58,7 @@ pub fn needs(plan: &Plan, options: &RunnerOptions) -> Result<Needs> {
 
 /// The plan's buffers, the expanded vectors, the angles of the rows, states, and what rounds keep of them.
 fn activations(plan: &Plan, options: &RunnerOptions) -> u64 {
-    let rows = most_rows(options);
+    let rows = most_rows(plan, options);
     let buffers = plan.buffers.iter().map(|b| b.bytes(rows, options.n_slots));
     let vectors = plan.weights.iter().filter(|w| w.n_out == 1);
     let vectors = vectors.map(|w| w.vector_len().saturating_mul(size_of::<f32>()));
@@ -83,7 +87,7 @@ fn products(plan: &Plan, options: &RunnerOptions) -> u64 {
             }
         }
         if let Some(x) = x.map(|id| plan.buffer(id)) {
-            let rows = x.rows.of(most_rows(options), options.n_slots);
+            let rows = x.rows.of(most_rows(plan, options), options.n_slots);
             let bytes = matvec::scratch_bytes(x.width, n_out, rows, options.threads, kinds);
             most = most.max(bytes);
         }
@@ -95,7 +99,7 @@ fn products(plan: &Plan, options: &RunnerOptions) -> u64 {
 /// What the largest product by experts works on, where all rows go to one of them; with one row,
 /// where each goes to its own.
 fn by_experts(plan: &Plan, options: &RunnerOptions) -> u64 {
-    let rows = most_rows(options);
+    let rows = most_rows(plan, options);
     let bytes = |op: &Op| {
         let Op::ExpertMatVec { routes, weight, .. } = op else {
             return 0;
@@ -121,7 +125,10 @@ fn normed(plan: &Plan, options: &RunnerOptions) -> u64 {
             x, norm: Some(_), ..
         } => {
             let x = plan.buffer(*x);
-            Normed::bytes(x.width, x.rows.of(most_rows(options), options.n_slots))
+            Normed::bytes(
+                x.width,
+                x.rows.of(most_rows(plan, options), options.n_slots),
+            )
         }
         _ => 0,
     };
@@ -130,7 +137,7 @@ fn normed(plan: &Plan, options: &RunnerOptions) -> u64 {
 
 /// What attention works on.
 fn scores(plan: &Plan, options: &RunnerOptions) -> u64 {
-    let (ty, rows) = (options.kv_type, most_rows(options));
+    let (ty, rows) = (options.kv_type, most_rows(plan, options));
     let bytes = |(n_head, kv)| {
         let scores = attention::scratch_bytes(kv, ty, n_head, options.n_ctx, rows);
         product(&[options.threads, scores.per_thread]).saturating_add(scores.shared as u64)
@@ -141,7 +148,7 @@ fn scores(plan: &Plan, options: &RunnerOptions) -> u64 {
 /// Of each slot: the logits under way, counts of what was said, two lists of candidates; and of what
 /// penalties look back at the tokens in their order and each once, lists that grow by doubling.
 fn sampling(plan: &Plan, options: &RunnerOptions) -> u64 {
-    let n_vocab = plan.buffer(plan.logits).width;
+    let n_vocab = plan.n_vocab();
     sum([
         product(&[options.n_slots, n_vocab, 4 * size_of::<f32>()]),
         product(&[options.n_slots, options.n_ctx, 2 * size_of::<u32>()]),

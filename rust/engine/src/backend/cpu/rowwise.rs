@@ -47,6 +47,31 @@ impl Task for RmsNorm<'_> {
     }
 }
 
+/// Normalizes a row in place, as [`crate::plan::Op::LayerNorm`] states it.
+pub struct LayerNorm<'a> {
+    pub values: &'a mut [f32],
+    /// As many, both.
+    pub weight: &'a [f32],
+    pub bias: &'a [f32],
+    pub eps: f32,
+}
+
+impl Task for LayerNorm<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self) {
+        let n = self.values.len() as f32;
+        let mean = chained(self.values, |v, sum| v + sum) / n;
+        self.values.iter_mut().for_each(|v| *v -= mean);
+        let factor = factor(self.values, self.eps);
+        let vectors = self.weight.iter().zip(self.bias);
+        for (v, (weight, bias)) in self.values.iter_mut().zip(vectors) {
+            *v = (*v * factor).mul_add(*weight, *bias);
+        }
+    }
+}
+
 /// `1 / rms`, as [`crate::plan::Op::RmsNorm`] states it.
 #[inline(always)]
 fn factor(values: &[f32], eps: f32) -> f32 {
@@ -68,6 +93,12 @@ pub fn root_factor(x: f32) -> f32 {
 /// In the order that [`crate::plan::Op::RmsNorm`] states.
 #[inline(always)]
 pub fn sum_of_squares(values: &[f32]) -> f32 {
+    chained(values, |v, sum| v.mul_add(v, sum))
+}
+
+/// The same of what `add` makes of a value and the sum before it.
+#[inline(always)]
+fn chained(values: &[f32], add: impl Fn(f32, f32) -> f32) -> f32 {
     const CHAINS: usize = 32;
     const CHAIN: usize = 8;
     let mut sum = 0.0;
@@ -75,7 +106,7 @@ pub fn sum_of_squares(values: &[f32]) -> f32 {
         let mut chains = [0.0f32; CHAINS];
         for (chain, values) in chains.iter_mut().zip(superblock.chunks(CHAIN)) {
             for v in values {
-                *chain = v.mul_add(*v, *chain);
+                *chain = add(*v, *chain);
             }
         }
         let mut half = CHAINS / 2;

@@ -162,7 +162,8 @@ impl Active {
         match &self.task {
             Task::Generate(g) if self.sequence.position == g.request.prompt.len() => Phase::Decode,
             Task::Generate(_) => Phase::Prefill,
-            Task::Logits { .. } | Task::Embed(_) => Phase::Text,
+            Task::Logits { .. } => Phase::Text,
+            Task::Embed(_) => Phase::Embed,
         }
     }
 

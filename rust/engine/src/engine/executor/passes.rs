@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Active, Executor, Task};
-use crate::backend::{Draft, LogitsPath, Part, ROUND_ROWS};
+use crate::backend::{Draft, LogitsPath, Part, TextPart, ROUND_ROWS};
 use crate::engine::constrain::all_allowed;
 use crate::engine::lookup::{Text, MOST_DRAFTED};
 use crate::engine::pace::MIN_ROWS;
@@ -111,6 +111,10 @@ impl Executor {
                 for chunk in step.prefill {
                     self.feed_text(chunk)?;
                 }
+                false
+            }
+            Some(Phase::Embed) => {
+                self.feed_embedded(step.prefill)?;
                 false
             }
             _ => self.feed_prompts(step.prefill, step.decode.len())?,
@@ -222,9 +226,9 @@ impl Executor {
         Ok(())
     }
 
-    /// Feeds a chunk of a text, for its logits or to embed it.
+    /// Feeds a chunk of a text for its logits.
     fn feed_text(&mut self, chunk: Chunk) -> Result<()> {
-        let Chunk { slot, rows, last } = chunk;
+        let Chunk { slot, rows, .. } = chunk;
         let n_vocab = self.backend.limits().n_vocab;
         let Some(active) = self.active[slot].as_mut() else {
             return Ok(());
@@ -235,9 +239,9 @@ impl Executor {
         let (start, end) = (sequence.position, sequence.position + rows);
         let seen = sequence.advance_window(backend, start, end);
         let fed = match &mut active.task {
-            Task::Generate(_) => Err(Error::Internal(format!(
-                "a prompt in slot {slot} as a text"
-            ))),
+            Task::Generate(_) | Task::Embed(_) => {
+                Err(Error::Internal(format!("what is in slot {slot} as a text")))
+            }
             Task::Logits { ids, path, out } => {
                 let logits =
                     seen.and_then(|()| backend.logits(slot, &ids[start..end], start, *path));
@@ -252,18 +256,67 @@ impl Executor {
                     Ok(())
                 })
             }
-            Task::Embed(text) => {
-                let wanted = text.wanted(rows, last);
-                let ids = &text.ids[start..end];
-                let states = seen.and_then(|()| backend.hidden(slot, ids, start, wanted));
-                self.paces.prefill.note(rows, begun.elapsed());
-                states.map(|states| text.add(&states))
-            }
         };
-        if let Err(e) = fed {
-            return self.fail(slot, e);
+        match fed {
+            Ok(()) => self.go_on_behind_text(chunk),
+            Err(e) => self.fail(slot, e),
         }
-        sequence.position = end;
+    }
+
+    /// Feeds chunks of texts that are embedded, in a pass.
+    fn feed_embedded(&mut self, mut chunks: Vec<Chunk>) -> Result<()> {
+        let begun = Instant::now();
+        for chunk in &chunks {
+            self.with_active(chunk.slot, |active, backend| {
+                active.begun.get_or_insert(begun);
+                let start = active.sequence.position;
+                active
+                    .sequence
+                    .advance_window(backend, start, start + chunk.rows)
+            })?;
+        }
+        chunks.retain(|chunk| self.active[chunk.slot].is_some());
+        let parts = chunks.iter().filter_map(|chunk| {
+            let active = self.active[chunk.slot].as_ref()?;
+            let start = active.sequence.position;
+            let Task::Embed(text) = &active.task else {
+                return None;
+            };
+            Some(TextPart {
+                slot: chunk.slot,
+                tokens: &text.ids[start..start + chunk.rows],
+                start,
+                wanted: text.wanted(chunk.rows, chunk.last),
+            })
+        });
+        let parts: Vec<TextPart<'_>> = parts.collect();
+        let made = self.backend.hidden(&parts);
+        let rows = chunks.iter().map(|chunk| chunk.rows).sum();
+        self.paces.prefill.note(rows, begun.elapsed());
+        let made = made.unwrap_or_else(|e| chunks.iter().map(|_| Err(e.clone())).collect());
+        for (chunk, states) in chunks.into_iter().zip(made) {
+            let active = self.active[chunk.slot].as_mut();
+            let fed = match (active.map(|active| &mut active.task), states) {
+                (Some(Task::Embed(text)), Ok(states)) => {
+                    text.add(&states);
+                    self.go_on_behind_text(chunk)
+                }
+                (_, Err(e)) => self.fail(chunk.slot, e),
+                _ => Ok(()),
+            };
+            fed?;
+        }
+        Ok(())
+    }
+
+    /// What follows a chunk of a text that was fed.
+    fn go_on_behind_text(&mut self, Chunk { slot, rows, last }: Chunk) -> Result<()> {
+        let Some(active) = self.active[slot].as_mut() else {
+            return Ok(());
+        };
+        let (sequence, backend) = (&mut active.sequence, &mut *self.backend);
+        sequence.position += rows;
+        let end = sequence.position;
         active.turn = Instant::now();
         self.publisher.done().prompt_tokens += rows as u64;
         sequence.advance_window(backend, end, end)?;

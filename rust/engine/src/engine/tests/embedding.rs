@@ -2,6 +2,7 @@
 
 use super::super::{EmbedRequest, Pooling};
 use super::*;
+use crate::backend::TextPart;
 use crate::error::Kind;
 
 fn text(ids: &[u32], pooling: Option<Pooling>) -> EmbedRequest {
@@ -72,19 +73,28 @@ fn the_backend_may_be_fed_in_any_pieces() {
         .map_pages(crate::backend::Kind::Whole, 0, 0, &[1, 2, 3, 4])
         .unwrap();
     let ids: Vec<u32> = (0..200).map(|i| i * 11 % 250).collect();
-    let whole = backend.hidden(0, &ids, 0, 200).unwrap();
+    let mut hidden = |range: std::ops::Range<usize>, wanted| {
+        let part = TextPart {
+            slot: 0,
+            tokens: &ids[range.clone()],
+            start: range.start,
+            wanted,
+        };
+        backend.hidden(&[part]).unwrap().remove(0).unwrap()
+    };
+    let whole = hidden(0..200, 200);
     let width = whole.len() / 200;
     for pieces in [[1, 199], [64, 136], [150, 50]] {
         let mut start = 0;
         for n in pieces {
-            let states = backend.hidden(0, &ids[start..start + n], start, n).unwrap();
+            let states = hidden(start..start + n, n);
             let wanted = &whole[start * width..][..n * width];
             assert!(states == wanted, "{n} from {start}");
             start += n;
         }
-        let last = backend.hidden(0, &ids[150..], 150, 1).unwrap();
+        let last = hidden(150..200, 1);
         assert!(last == whole[199 * width..]);
-        assert_eq!(backend.hidden(0, &ids[..150], 0, 0), Ok(Vec::new()));
+        assert!(hidden(0..150, 0).is_empty());
     }
 }
 

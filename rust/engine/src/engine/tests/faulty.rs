@@ -1,5 +1,6 @@
 //! A real backend that goes wrong when it is told to, and has an eye on who reads and writes what.
 use super::*;
+use crate::backend::TextPart;
 
 /// What goes wrong, and when.
 #[derive(Clone)]
@@ -231,7 +232,7 @@ impl Backend for Faulty {
         self.inner.logits(slot, ids, at, path)
     }
 
-    fn hidden(&mut self, slot: usize, ids: &[u32], at: usize, n: usize) -> Result<Vec<f32>> {
-        self.inner.hidden(slot, ids, at, n)
+    fn hidden(&mut self, parts: &[TextPart<'_>]) -> Result<Vec<Result<Vec<f32>>>> {
+        self.inner.hidden(parts)
     }
 }

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::pages::backend;
 use super::*;
-use crate::backend::{HostMemory, Kind, Prefaulted, Storage, Windows};
+use crate::backend::{HostMemory, Kind, Prefaulted, Storage, TextPart, Windows};
 use crate::pages::{BlockManager, Sequence};
 
 /// As many tokens; two of the same `kind` begin alike for 50 tokens, and go on by `seed`.
@@ -366,7 +366,7 @@ impl Backend for Writes {
         Ok(Vec::new())
     }
 
-    fn hidden(&mut self, _: usize, _: &[u32], _: usize, _: usize) -> Result<Vec<f32>> {
+    fn hidden(&mut self, _: &[TextPart<'_>]) -> Result<Vec<Result<Vec<f32>>>> {
         Ok(Vec::new())
     }
 }

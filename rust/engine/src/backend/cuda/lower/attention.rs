@@ -1,6 +1,6 @@
 //! An attention op: its shape, the memory that its blocks merge through, and whether a card has room for it.
 
-use super::lowering::{Lowering, Pass};
+use super::lowering::{Inputs, Lowering, Pass};
 use super::shapes::Attention;
 use crate::backend::cuda::driver::constants::{Constants, Group, Line};
 use crate::backend::cuda::driver::info::DeviceInfo;
@@ -39,6 +39,8 @@ pub struct AttentionOp {
     pub scale: f32,
     /// Tokens that a row sees, where these are not all.
     pub window: Option<usize>,
+    /// Whether a row sees none behind it.
+    pub causal: bool,
     /// A logit a head, where softmax has one more.
     pub sinks: Option<WeightId>,
     /// What it stores itself before.
@@ -101,6 +103,7 @@ impl AttentionOp {
                 scale,
                 window,
                 sinks,
+                causal,
             } => Some(Self {
                 q,
                 out,
@@ -109,6 +112,7 @@ impl AttentionOp {
                 n_head,
                 scale,
                 window,
+                causal,
                 sinks,
                 stored,
             }),
@@ -125,6 +129,14 @@ impl AttentionOp {
             window: self.window.filter(|tokens| *tokens < l.n_ctx).unwrap_or(0),
             has_sinks: self.sinks.is_some(),
             kv: KvCodes(l.kv_type),
+        }
+    }
+
+    /// Where the last position stands that each row sees.
+    pub fn last_seen(&self, inputs: &Inputs) -> u64 {
+        match self.causal {
+            true => inputs.positions,
+            false => inputs.ends,
         }
     }
 

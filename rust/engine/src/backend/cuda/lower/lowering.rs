@@ -72,6 +72,8 @@ pub struct ScratchAddresses {
 pub struct Inputs {
     pub tokens: u64,
     pub positions: u64,
+    /// The last position of each row's sequence in the pass; 0 where no op looks ahead.
+    pub ends: u64,
     /// Rows of the page table.
     pub slots: u64,
     pub out_rows: u64,

@@ -1,7 +1,7 @@
 //! Norms of rows, and what is done with normalized values in the same launch.
 
 use super::lowering::{Lowering, Pass};
-use super::params::{RmsNorm, CONSTANTS};
+use super::params::{LayerNorm, RmsNorm, CONSTANTS};
 use super::shape::superblocks;
 use crate::backend::cuda::driver::source::{constants, shared, source, Source};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
@@ -24,6 +24,7 @@ shared! {
 }
 
 static RMS_NORM: Source = source!("rms_norm.cu", CONSTANTS, RmsNorm);
+static LAYER_NORM: Source = source!("layer_norm.cu", CONSTANTS, LayerNorm);
 static RMS_NORM_PAIR: Source = source!("rms_norm_pair.cu", CONSTANTS, RmsNormPair);
 
 constants! {
@@ -35,6 +36,11 @@ constants! {
     /// rms_norm.cu
     struct RmsNormVariant in RMS_NORM {
         row: RowConstants, adds: bool, gated: bool, has_weight: bool, has_factor: bool,
+    }
+
+    /// layer_norm.cu
+    struct LayerNormVariant in LAYER_NORM {
+        row: RowConstants,
     }
 
     /// rms_norm_pair.cu
@@ -87,6 +93,39 @@ pub fn rms_norm(
     pass: &Pass,
 ) -> Result<Spec> {
     launch(l, x, by, group, (out, End::Store), pass)
+}
+
+/// The launch of [`Op::LayerNorm`](crate::plan::Op::LayerNorm), by a weight and a bias.
+pub fn layer_norm(
+    l: &Lowering,
+    [x, out]: [BufferId; 2],
+    [weight, bias]: [WeightId; 2],
+    eps: f32,
+    pass: &Pass,
+) -> Result<Spec> {
+    let group = l.plan.buffer(x).width;
+    let rows = l.rows_of(x, pass) as u32;
+    let params = LayerNorm {
+        x: l.source(x, pass),
+        out: l.address(out),
+        weight: l.vector(Some(weight))?,
+        bias: l.vector(Some(bias))?,
+        eps,
+        rows,
+    };
+    // x, weight and bias.
+    let threads = threads(group, 3);
+    let variant = LayerNormVariant {
+        row: RowConstants { group, threads },
+    };
+    let grid = [rows, 1, 1];
+    Ok(Spec::new(
+        variant,
+        "layer_norm",
+        grid,
+        threads as u32,
+        &params,
+    ))
 }
 
 /// The launch of [`NormAdd`].

@@ -220,6 +220,16 @@ shared! {
         pub eps: f32, pub groups: u32,
     }
 
+    /// layer_norm.cu
+    pub struct LayerNorm = "Params" {
+        /// `[rows][GROUP]` f32.
+        pub x: u64, pub out: u64,
+        /// `[GROUP]` f32, both.
+        pub weight: u64,
+        pub bias: u64,
+        pub eps: f32, pub rows: u32,
+    }
+
     /// rope.cu
     pub struct Rope = "Params" {
         /// `[m][N_HEAD * HEAD_DIM]` f32.
@@ -291,6 +301,24 @@ shared! {
         /// `[n]` f32.
         pub up: u64, pub out: u64,
         pub n: u64, pub share: u64,
+    }
+
+    /// elementwise.cu
+    pub struct Gelu = "GeluParams" {
+        /// `[n]` f32.
+        pub x: u64,
+        pub n: u64,
+    }
+
+    /// elementwise.cu
+    pub struct AddRow = "AddRowParams" {
+        /// `[n]` f32.
+        pub x: u64,
+        /// `[n_rows][width]` f32.
+        pub table: u64,
+        /// `[n / width]` u32, or 0.
+        pub positions: u64,
+        pub n: u64, pub width: u32, pub n_rows: u32,
     }
 
     /// elementwise.cu

@@ -46,8 +46,7 @@ fn hidden(l: &Lowering, list: &[FusedOp]) -> Result<(usize, Option<Op>)> {
     let picks = |fused: &FusedOp| matches!(fused.op, Fused::Single(Op::SelectRows { .. }));
     let head = list.iter().position(picks);
     let (head, end) = head.zip(l.plan.hidden()).ok_or_else(no_hidden)?;
-    let norm = end.op(l.plan.buffer(end.x).width);
-    Ok((head, Some(norm)))
+    Ok((head, end.op(l.plan.buffer(end.x).width)))
 }
 
 /// The launches of one pass, in order.

@@ -6,8 +6,8 @@ use super::layout::Order;
 use super::lowering::{Lowering, Pass};
 use super::norm;
 use super::params::{
-    Add, Embed, Glu, KvScatter, KvView, Rope, Scale, ScaleBy, ScaleRanks, SelectRows, Slice,
-    SlotState, SoftCap, CONSTANTS,
+    Add, AddRow, Embed, Gelu, Glu, KvScatter, KvView, Rope, Scale, ScaleBy, ScaleRanks, SelectRows,
+    Slice, SlotState, SoftCap, CONSTANTS,
 };
 use super::recurrence;
 use super::shape::Segments;
@@ -16,7 +16,7 @@ use crate::backend::cuda::driver::source::{constants, shared, source, Source, Va
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
 use crate::plan::signature::{Operand, Role, Rotation, Used};
-use crate::plan::{self, BufferId, Op, RopeStyle, WeightId};
+use crate::plan::{self, BufferId, Op, RopeStyle, TableRow, WeightId};
 
 shared! {
     /// qk_norm_rope.cu
@@ -43,7 +43,8 @@ static ROPE: Source = source!("rope.cu", CONSTANTS, Rope);
 static QK_NORM_ROPE: Source = source!("qk_norm_rope.cu", CONSTANTS, QkNormRope);
 static KV_SCATTER: Source = source!("kv_scatter_fixed.cu", CONSTANTS, KvScatter, KvView);
 static ELEMENTWISE: Source = source! {
-    "elementwise.cu", CONSTANTS, Add, Glu, Scale, ScaleBy, ScaleRanks, SoftCap, Slice, SelectRows
+    "elementwise.cu", CONSTANTS, Add, Glu, Scale, ScaleBy, ScaleRanks, SoftCap, Gelu, AddRow,
+    Slice, SelectRows
 };
 
 constants! {
@@ -175,10 +176,12 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
     let weight = |used: &Used| {
         let w = plan.weight(used.id);
         match used.role {
+            Role::Rows => rows * plan.buffer(op.buffers[0].id).width * 4,
             Role::Lookup => rows * w.ty.row_bytes(w.n_in).unwrap_or(0),
             Role::Matrix => w.n_out * w.ty.row_bytes(w.n_in).unwrap_or(0),
             Role::Scale
             | Role::Bias
+            | Role::Shift
             | Role::ProductScale
             | Role::Sink
             | Role::Selection
@@ -225,6 +228,28 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             group,
             eps,
         } => norm::rms_norm(l, x, (weight, eps), group, out, pass)?,
+        Op::LayerNorm {
+            x,
+            weight,
+            bias,
+            out,
+            eps,
+        } => norm::layer_norm(l, [x, out], [weight, bias], eps, pass)?,
+        Op::AddRow { x, table, row } => {
+            let (n, width) = (l.elements(x, pass), l.plan.buffer(x).width);
+            let params = AddRow {
+                x: l.address(x),
+                table: l.vector(Some(table))?,
+                positions: match row {
+                    TableRow::First => 0,
+                    TableRow::Position => pass.inputs.positions,
+                },
+                n,
+                width: width as u32,
+                n_rows: (l.plan.weight(table).n_in / width) as u32,
+            };
+            Spec::new(elementwise(), "add_row", grid(n), THREADS, &params)
+        }
         Op::Rope {
             x,
             n_head,
@@ -239,6 +264,11 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
         }
         Op::SwiGlu { gate, up, out } => glu(l, "swiglu", [gate, up, out], pass),
         Op::GeGlu { gate, up, out } => glu(l, "geglu", [gate, up, out], pass),
+        Op::Gelu { x } => {
+            let n = l.elements(x, pass);
+            let params = Gelu { x: l.address(x), n };
+            Spec::new(elementwise(), "gelu", grid(n), THREADS, &params)
+        }
         Op::Scale { x, factor } => {
             let n = l.elements(x, pass);
             let params = Scale {

@@ -22,7 +22,7 @@ use crate::backend::cuda::driver::source::Variant;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::{
     Backend, Draft, Event, GpuOptions, GraphMode, Inspect, Kind, Limits, LogitsPath, Needs, Part,
-    RunnerOptions, SharedStats, SlotRequest, Storage, Weights, STEPS_AHEAD,
+    RunnerOptions, SharedStats, SlotRequest, Storage, TextPart, Weights, STEPS_AHEAD,
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -64,7 +64,10 @@ impl CudaBackend {
     ) -> Result<Self> {
         let context = Context::new(ordinal)?;
         let mut backend = Self::on(&context, plan, weights, options)?;
-        let keys = backend.dispatch.at_load(options.gpu.warmup);
+        let keys = match backend.looks_ahead() {
+            true => Vec::new(),
+            false => backend.dispatch.at_load(options.gpu.warmup),
+        };
         let mut specs = Vec::new();
         for key in &keys {
             specs.extend(backend.decoder.specs(*key)?);
@@ -161,9 +164,18 @@ impl CudaBackend {
         Ok(backend)
     }
 
-    /// What prompts and steps consist of, of any length and any number of sequences.
+    /// Whether it has texts in whole and no steps.
+    fn looks_ahead(&self) -> bool {
+        self.decoder.card.plan().looks_ahead()
+    }
+
+    /// What prompts and steps consist of, of any length and any number of sequences; of a model that has
+    /// none, what texts do.
     fn serving_specs(&self) -> Result<Vec<Spec>> {
         let n_slots = self.limits.n_slots;
+        if self.looks_ahead() {
+            return self.chunks.hidden_specs(&self.decoder, self.chunks.most);
+        }
         let mut specs = self.chunks.prompt_specs(&self.decoder, self.limits.n_ctx)?;
         // Up to eight rows each number has kernels of its own; above, a few share some.
         let mut rows: Vec<usize> = (1..=n_slots.min(8)).collect();
@@ -183,10 +195,12 @@ impl CudaBackend {
     /// [`Error::Internal`].
     pub fn variants(&self) -> Result<Vec<Variant>> {
         let mut specs = self.serving_specs()?;
-        specs.extend(self.chunks.logits_specs(&self.decoder, self.limits.n_ctx)?);
-        // Without graphs a step has as many rows as sequences.
-        for rows in 1..=self.limits.n_slots.min(8) {
-            specs.extend(self.decoder.specs(Key::step(Way::Eager, rows))?);
+        if !self.looks_ahead() {
+            specs.extend(self.chunks.logits_specs(&self.decoder, self.limits.n_ctx)?);
+            // Without graphs a step has as many rows as sequences.
+            for rows in 1..=self.limits.n_slots.min(8) {
+                specs.extend(self.decoder.specs(Key::step(Way::Eager, rows))?);
+            }
         }
         let used = specs.into_iter().map(|s| s.variant);
         Ok(used.chain(self.decoder.card.repack_variants()).collect())
@@ -335,7 +349,10 @@ impl Backend for CudaBackend {
     }
 
     fn slice(&self, rest: usize, rows: Option<usize>, stepping: usize) -> usize {
-        self.chunks.slice(rest, rows, stepping)
+        match self.looks_ahead() {
+            true => rest.min(self.chunks.most),
+            false => self.chunks.slice(rest, rows, stepping),
+        }
     }
 
     fn steps_beside_prompts(&self, sequences: usize) -> bool {
@@ -471,14 +488,7 @@ impl Backend for CudaBackend {
         logits(&mut self.decoder, slot, tokens, start, path)
     }
 
-    fn hidden(
-        &mut self,
-        slot: usize,
-        tokens: &[u32],
-        start: usize,
-        wanted: usize,
-    ) -> Result<Vec<f32>> {
-        let decoder = &mut self.decoder;
-        self.chunks.hidden(decoder, slot, tokens, start, wanted)
+    fn hidden(&mut self, parts: &[TextPart<'_>]) -> Result<Vec<Result<Vec<f32>>>> {
+        self.chunks.hidden(&mut self.decoder, parts)
     }
 }

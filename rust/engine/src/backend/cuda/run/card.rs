@@ -183,6 +183,7 @@ impl Card {
             ..Addresses::default()
         };
         weights.place(&mut at);
+        let rows = RowBuffers::new(context, max_rows, plan.looks_ahead())?;
         Ok(Self {
             lowering: Lowering {
                 plan,
@@ -203,7 +204,7 @@ impl Card {
             _angles: angles,
             overflows,
             scratch,
-            rows: RowBuffers::new(context, max_rows)?,
+            rows,
             programs: Programs::new(context.clone(), compiler),
             nvrtc_folders: options.gpu.nvrtc_folders.clone(),
             pdl: context.info.uses_pdl(options.gpu.pdl),

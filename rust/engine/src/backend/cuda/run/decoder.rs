@@ -55,7 +55,7 @@ impl Decoder {
         max_rows: usize,
         max_out: usize,
     ) -> Result<Self> {
-        let n_vocab = plan.buffer(plan.logits).width;
+        let n_vocab = plan.n_vocab();
         let card = Card::new(context, plan, weights, options, max_rows, max_out)?;
         let n_slots = options.n_slots;
         let shape = SampleShape {
@@ -63,7 +63,7 @@ impl Decoder {
             n_ctx: options.n_ctx,
             max_rows: max_out,
         };
-        let rows = RowBuffers::new(context, max_out)?;
+        let rows = RowBuffers::new(context, max_out, false)?;
         // Every logit row is wanted, in order.
         let in_order: Vec<u32> = (0..max_out as u32).collect();
         rows.out_rows.write(0, &in_order, &card.stream)?;

@@ -10,8 +10,8 @@ use super::ready::Way;
 use super::rows::Rows;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::lower::lowering::{Pass, Path};
-use crate::backend::parts::{check_tokens, take, Part, Rest};
-use crate::backend::{LogitsPath, ROUND_ROWS};
+use crate::backend::parts::{check_tokens, passes, take, Part, Rest};
+use crate::backend::{LogitsPath, TextPart, ROUND_ROWS};
 use crate::error::{Error, Result};
 
 /// Rows of the largest chunk where the caller names none: large enough that a chunk's products are
@@ -123,31 +123,32 @@ impl Chunks {
         (take(rest, n.saturating_sub(steps)), rows)
     }
 
-    /// Feeds `tokens` of `slot` from position `start` on; the hidden states behind the `wanted` last.
+    /// Feeds parts of texts; the hidden states of each that are wanted, or its [`Error::Activations`] or
+    /// [`Error::KvValues`].
     ///
     /// # Errors
-    /// [`Error::Argument`] for a token that is not in the vocabulary, [`Error::Device`]; [`Error::Activations`],
-    /// [`Error::KvValues`].
+    /// [`Error::Argument`] for a token that is not in the vocabulary, [`Error::Device`].
     pub fn hidden(
         &self,
         decoder: &mut Decoder,
-        slot: usize,
-        tokens: &[u32],
-        start: usize,
-        wanted: usize,
-    ) -> Result<Vec<f32>> {
+        parts: &[TextPart<'_>],
+    ) -> Result<Vec<Result<Vec<f32>>>> {
         let plan = decoder.card.plan();
         let width = plan.hidden().map_or(0, |end| plan.buffer(end.x).width);
-        let unwanted = tokens.len().saturating_sub(wanted);
-        let mut states = Vec::new();
-        let mut fed = 0;
-        while fed < tokens.len() {
-            let (n, rows) = next_chunk(tokens.len() - fed, self.most);
-            let chunk = &tokens[fed..fed + n];
-            set_rows(decoder, slot, chunk, start + fed, rows, 0)?;
-            let skipped = unwanted.saturating_sub(fed).min(n);
+        let whole = plan.looks_ahead();
+        let mut found = vec![Vec::new(); parts.len()];
+        for pass in passes(parts, self.most, whole) {
+            let mut all = Rows::default();
+            for (_, piece) in &pass {
+                check_tokens(piece.tokens, decoder.n_vocab())?;
+                all.push(piece.slot, piece.tokens, piece.start, 0);
+            }
+            let (_, rows) = next_chunk(all.len(), self.most);
+            all.pad(rows);
+            decoder.card.rows.write(&all, &decoder.card.stream)?;
+            let any = pass.iter().any(|(_, piece)| piece.wanted > 0);
             decoder.run(Key {
-                purpose: match skipped < n {
+                purpose: match any || whole {
                     true => Purpose::Hidden,
                     false => Purpose::Chunk {
                         wanted: 0,
@@ -157,16 +158,24 @@ impl Chunks {
                 way: self.way,
                 rows,
             })?;
-            if skipped < n {
-                let known = states.len();
-                states.resize(known + (n - skipped) * width, 0.0f32);
-                decoder.read_hidden(skipped, &mut states[known..])?;
+            let mut end = 0;
+            for (i, piece) in &pass {
+                end += piece.tokens.len();
+                if piece.wanted > 0 {
+                    let (states, n) = (&mut found[*i], piece.wanted);
+                    let known = states.len();
+                    states.resize(known + n * width, 0.0f32);
+                    decoder.read_hidden(end - n, &mut states[known..])?;
+                }
             }
-            fed += n;
         }
         let card = &decoder.card;
         card.settle()?;
-        card.take_overflow(slot, u64::MAX).map_or(Ok(states), Err)
+        let of = |(part, states): (&TextPart<'_>, Vec<f32>)| {
+            let error = card.take_overflow(part.slot, u64::MAX);
+            error.map_or(Ok(states), Err)
+        };
+        Ok(parts.iter().zip(found).map(of).collect())
     }
 
     /// Every pass over prompts of up to `n_ctx` tokens.
@@ -209,8 +218,18 @@ impl Chunks {
             let out = rows.min(decoder.card.max_out());
             specs.extend(decoder.card.specs(&chunk(decoder, rows, out))?);
         }
+        specs.extend(self.hidden_specs(decoder, n_ctx)?);
+        Ok(specs)
+    }
+
+    /// Every pass for the hidden states of up to `most` tokens, where there are such.
+    ///
+    /// # Errors
+    /// [`Error::Internal`].
+    pub fn hidden_specs(&self, decoder: &Decoder, most: usize) -> Result<Vec<Spec>> {
+        let mut specs = Vec::new();
         let hidden = decoder.card.plan().hidden();
-        for rows in self.sizes_for(n_ctx).filter(|_| hidden.is_some()) {
+        for rows in self.sizes_for(most).filter(|_| hidden.is_some()) {
             let hidden = Pass {
                 hidden: true,
                 ..chunk(decoder, rows, 0)

@@ -14,6 +14,8 @@ use crate::error::Result;
 pub struct RowBuffers {
     pub tokens: DeviceBuffer,
     pub positions: DeviceBuffer,
+    /// The last position of the row's sequence in the pass, where an op looks ahead.
+    pub ends: Option<DeviceBuffer>,
     /// Row of the page table.
     pub slots: DeviceBuffer,
     pub out_rows: DeviceBuffer,
@@ -22,15 +24,16 @@ pub struct RowBuffers {
 }
 
 impl RowBuffers {
-    /// Buffers for up to `rows` rows.
+    /// Buffers for up to `rows` rows, of a plan that looks ahead or not.
     ///
     /// # Errors
     /// [`crate::Error::Memory`].
-    pub fn new(context: &Arc<Context>, rows: usize) -> Result<Self> {
+    pub fn new(context: &Arc<Context>, rows: usize, looks_ahead: bool) -> Result<Self> {
         let buffer = || DeviceBuffer::new(context, rows * 4);
         Ok(Self {
             tokens: buffer()?,
             positions: buffer()?,
+            ends: looks_ahead.then(buffer).transpose()?,
             slots: buffer()?,
             out_rows: buffer()?,
             state_slots: buffer()?,
@@ -42,6 +45,7 @@ impl RowBuffers {
         Inputs {
             tokens: self.tokens.address(),
             positions: self.positions.address(),
+            ends: self.ends.as_ref().map_or(0, DeviceBuffer::address),
             slots: self.slots.address(),
             out_rows: self.out_rows.address(),
             state_slots: self.state_slots.address(),
@@ -55,10 +59,32 @@ impl RowBuffers {
     /// [`crate::Error::Device`].
     pub fn write(&self, rows: &Rows, stream: &Stream) -> Result<()> {
         self.tokens.write(0, &rows.tokens, stream)?;
-        self.positions.write(0, &rows.positions, stream)?;
-        self.slots.write(0, &rows.slots, stream)?;
+        self.write_places(&rows.slots, &rows.positions, stream)?;
         self.out_rows.write(0, &rows.wanted, stream)
     }
+
+    /// Says where the rows of the next pass stand.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`].
+    pub fn write_places(&self, slots: &[u32], positions: &[u32], stream: &Stream) -> Result<()> {
+        self.positions.write(0, positions, stream)?;
+        if let Some(ends) = &self.ends {
+            ends.write(0, &last_positions(slots, positions), stream)?;
+        }
+        self.slots.write(0, slots, stream)
+    }
+}
+
+/// Of each row the last position of those beside it that are of its slot.
+fn last_positions(slots: &[u32], positions: &[u32]) -> Vec<u32> {
+    let mut rest = positions;
+    let runs = slots.chunk_by(|a, b| a == b).flat_map(|its| {
+        let (run, more) = rest.split_at(its.len());
+        rest = more;
+        std::iter::repeat_n(run.last().copied().unwrap_or(0), its.len())
+    });
+    runs.collect()
 }
 
 /// What the rows of a pass are, on the host.
@@ -79,6 +105,11 @@ impl Rows {
         self.slots.resize(self.tokens.len(), slot as u32);
         let end = self.tokens.len() as u32;
         self.wanted.extend(end - wanted as u32..end);
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.tokens.len()
     }
 
     /// Adds padding up to `rows` rows, which stores nothing and which nothing reads.

@@ -119,8 +119,7 @@ impl Runner for CudaRunner {
         }
         let (rows, stream) = (&self.card.rows, &self.card.stream);
         rows.tokens.write(0, batch.tokens, stream)?;
-        rows.positions.write(0, batch.positions, stream)?;
-        rows.slots.write(0, batch.slots, stream)?;
+        rows.write_places(batch.slots, batch.positions, stream)?;
         rows.out_rows.write(0, batch.out_rows, stream)?;
         let key = self.prepare(batch.tokens.len(), batch.out_rows.len())?;
         self.lists.run(key, &self.card.stream)?;
