@@ -96,17 +96,6 @@ const THREADS: u32 = 256;
 /// Numbers of a state that a block of `delta_commit` takes.
 const COMMIT_BLOCK: usize = 4096;
 
-/// Where what rounds keep lies.
-#[derive(Debug, Clone, Default)]
-pub struct RoundAddresses {
-    /// By the plan's states, what is kept of their rows: [`Plan::kept_widths`] by [`ROUND_ROWS`], f32.
-    pub kept: Vec<u64>,
-    /// `[states]` of the addresses of a state and of what is kept of it, in the order of [`places`].
-    pub places: u64,
-    /// `[ROUND_ROWS]` u32.
-    pub accepted: u64,
-}
-
 /// A round that was drawn from.
 #[derive(Debug, Clone, Copy)]
 pub struct Drawn {
