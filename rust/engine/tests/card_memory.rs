@@ -70,7 +70,8 @@ fn what_a_load_takes_is_known_before_to_the_byte() {
         ("lfm2", "Q8_0", 3, 64),
     ] {
         let (model, plan) = card_model::open_arch(&folder, arch, ty, 32);
-        let layers = plan.kv.len();
+        // A head in each layer that attends.
+        let heads: usize = plan.kv.iter().map(|kv| kv.n_head_kv).sum();
         let options = options(n_slots, n_ctx, "i16");
         let needs = needs(&card.info, &plan, &*model, &options).unwrap();
         let described = CudaBackend::described(card.info.clone(), plan.clone(), &*model, &options);
@@ -89,7 +90,7 @@ fn what_a_load_takes_is_known_before_to_the_byte() {
         assert_eq!(backend.needs(), needs, "{ty}");
         let pages = n_slots * n_ctx.div_ceil(64) + 1;
         // Heads of 32 integers of two bytes, and a unit.
-        let kv_bytes = 2 * layers * pages * 64 * (32 * 2 + 2);
+        let kv_bytes = 2 * heads * pages * 64 * (32 * 2 + 2);
         assert_eq!(needs.kv, kv_bytes as u64, "{ty}");
         assert!(needs.weights > 0 && needs.total() > foreseen);
     }
