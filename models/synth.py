@@ -614,9 +614,9 @@ def _followers(shape: Shape, quiet: list[int]) -> NDArray[np.int64]:
 
 
 def drafted(after: NDArray[np.int64], first: int, right: int, rounds: int) -> list[int]:
-    """A prompt that ends with `first`, so that the tokens from there on are known (`after`); of what
-    stands in it behind the last two of them `right` tokens are right, and the next one is wrong,
-    for so many `rounds`: so far what prompt lookup drafts is accepted."""
+    """A prompt that ends with `first`, so that the tokens from there on are known (`after`); of
+    what stands in it behind the last two of them `right` tokens are right, and the next one is
+    wrong, for so many `rounds`: so far what prompt lookup drafts is accepted."""
     # Behind no run that is looked for, wherever it stands.
     wrong = int(np.flatnonzero(after == first)[0])
     prompt: list[int] = []

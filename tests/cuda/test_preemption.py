@@ -20,12 +20,15 @@ words = lambda n: [int(i) for i in rng.integers(3, 250, n)]
 load = {"device": "cuda", "n_ctx": 192, "kv_type": given["kv_type"], "prefill_chunk": 64,
         "progress": False}
 start = words(70)
+# So few that they repeat, for drafts of them.
+few = {60: float("inf"), 61: float("inf")}
 asked = []
 for i in range(given["n"]):
     shared = start[: 10 * i] if i % 2 else []
     prompt = shared + words(int(rng.integers(50, 60)) - len(shared))
     asked.append((prompt, {"max_tokens": int(rng.integers(20, 28)), "seed": i,
                            "temperature": 1.0, "ignore_eos": True,
+                           "logit_bias": few if given.get("few") else None,
                            "prompt_lookup_num_tokens": given["drafts"]}))
 with onegraph.LLM(path, kv_tokens=given["kv_tokens"], max_batch=4, **load) as llm:
     # A fast card may be done with the first before the last has come: then all of them come again.
@@ -48,7 +51,7 @@ with onegraph.LLM(path, kv_tokens=given["kv_tokens"], max_batch=4, **load) as ll
         assert time.monotonic() < late, now
     out["preemptions"], out["pages_swapped_out"] = now.preemptions, now.pages_swapped_out
     out["eager"], out["graphs"] = now.graphs.eager, len(now.graphs.captured)
-    out["sizes"] = len(now.graphs.batch_sizes)
+    out["sizes"], out["accepted"] = len(now.graphs.batch_sizes), now.accepted_tokens
 with onegraph.LLM(path, max_batch=1, prefix_cache=False, **load) as alone:
     out["same"] = []
     for i, (prompt, options) in enumerate(asked):
@@ -57,13 +60,14 @@ with onegraph.LLM(path, max_batch=1, prefix_cache=False, **load) as alone:
 """
 
 
-def crowd(on_card: Any, **given: Any) -> None:
-    found = on_card("import threading, time\n" + CROWD, **given)
+def crowd(on_card: Any, **given: Any) -> dict[str, Any]:
+    found: dict[str, Any] = on_card("import threading, time\n" + CROWD, **given)
     assert all(found["same"]), found
     assert found["preemptions"] > 0 and found["pages_swapped_out"] == 0
     assert found["eager"] == 0
     if not given["drafts"]:
         assert found["graphs"] <= found["sizes"]
+    return found
 
 
 @pytest.mark.parametrize("kv_type", ["i16", "q8_0"])
@@ -75,7 +79,10 @@ def test_drafts_preempt_no_sequence(on_card: Any) -> None:
     crowd(on_card, kv_type="i16", seed=7, drafts=8, n=6, kv_tokens=256)
 
 
-def test_preempted_sequences_keep_their_states(on_card: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("drafts", [0, 8])
+def test_preempted_sequences_keep_their_states(on_card: Any, tmp_path: Path, drafts: int) -> None:
     path = tmp_path / "hybrid.gguf"
     synth.write(path, few_layers(shapes.find("tiny-qwen35")), "Q4_K_M")
-    crowd(on_card, kv_type="i16", seed=3, drafts=0, n=2, kv_tokens=192, path=path)
+    given = {"seed": 3, "n": 2, "kv_tokens": 192, "drafts": drafts, "few": drafts > 0}
+    found = crowd(on_card, kv_type="i16", path=path, **given)
+    assert (found["accepted"] > 0) == (drafts > 0)

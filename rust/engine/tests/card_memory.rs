@@ -62,8 +62,16 @@ fn what_a_load_takes_is_known_before_to_the_byte() {
     let Some(card) = card::context() else { return };
     let folder = Folder::new();
     let before = given_out().map_or(0, |g| g.0);
-    for (ty, n_slots, n_ctx) in [("Q8_0", 2, 256), ("Q4_1", 5, 1000), ("F16", 1, 64)] {
-        let (model, plan) = card_model::open(&folder, ty, 32);
+    for (arch, ty, n_slots, n_ctx) in [
+        ("llama", "Q8_0", 2, 256),
+        ("llama", "Q4_1", 5, 1000),
+        ("llama", "F16", 1, 64),
+        ("qwen35", "Q8_0", 2, 256),
+        ("lfm2", "Q8_0", 3, 64),
+    ] {
+        let (model, plan) = card_model::open_arch(&folder, arch, ty, 32);
+        // A head in each layer that attends.
+        let heads: usize = plan.kv.iter().map(|kv| kv.n_head_kv).sum();
         let options = options(n_slots, n_ctx, "i16");
         let needs = needs(&card.info, &plan, &*model, &options).unwrap();
         let described = CudaBackend::described(card.info.clone(), plan.clone(), &*model, &options);
@@ -82,7 +90,7 @@ fn what_a_load_takes_is_known_before_to_the_byte() {
         assert_eq!(backend.needs(), needs, "{ty}");
         let pages = n_slots * n_ctx.div_ceil(64) + 1;
         // Heads of 32 integers of two bytes, and a unit.
-        let kv_bytes = 2 * 2 * pages * 64 * (32 * 2 + 2);
+        let kv_bytes = 2 * heads * pages * 64 * (32 * 2 + 2);
         assert_eq!(needs.kv, kv_bytes as u64, "{ty}");
         assert!(needs.weights > 0 && needs.total() > foreseen);
     }

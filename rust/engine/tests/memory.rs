@@ -281,13 +281,15 @@ fn counts_that_lie_cost_nothing() {
 fn what_a_model_takes_on_the_cpu_is_known_before() {
     let _turn = turn();
     let folder = Folder::new();
-    for (n_slots, n_ctx, kv_type) in [
-        (1, 1024, "f32"),
-        (8, 1024, "f16"),
-        (300, 64, "q8_0"),
-        (3, 1024, "i16"),
+    for (arch, n_slots, n_ctx, kv_type) in [
+        ("llama", 1, 1024, "f32"),
+        ("llama", 8, 1024, "f16"),
+        ("llama", 300, 64, "q8_0"),
+        ("llama", 3, 1024, "i16"),
+        ("qwen35", 3, 1024, "i16"),
+        ("lfm2", 3, 1024, "i16"),
     ] {
-        let (model, plan) = card_model::open(&folder, "Q4_0", 32);
+        let (model, plan) = card_model::open_arch(&folder, arch, "Q4_0", 32);
         let options = RunnerOptions {
             n_slots,
             n_ctx,

@@ -360,7 +360,7 @@ impl Weights for Poisoned {
 fn a_draft_that_is_no_numbers_is_as_if_there_had_been_none() {
     let folder = Folder::new();
     let mut request = asked().remove(0);
-    request.sampling.logit_bias.insert(N_VOCAB - 1, -1e6);
+    request.sampling.logit_bias.insert(N_VOCAB - 1, -1e4);
     for arch in card_model::WITH_STATES {
         let (model, plan) = card_model::open_arch(&folder, arch, "Q8_0", 32);
         let weights = Arc::new(Poisoned::new(&model));

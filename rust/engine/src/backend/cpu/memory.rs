@@ -48,6 +48,7 @@ pub fn needs(plan: &Plan, options: &RunnerOptions) -> Result<Needs> {
             products(plan, options).max(by_experts(plan, options)),
             normed(plan, options),
             scores(plan, options),
+            trials(plan, options),
             sampling(plan, options),
             // A page's number in the table, and in the list of those that are free.
             product(&[options.n_pages, 2 * size_of::<u32>()]),
@@ -143,6 +144,17 @@ fn scores(plan: &Plan, options: &RunnerOptions) -> u64 {
         product(&[options.threads, scores.per_thread]).saturating_add(scores.shared as u64)
     };
     plan.attentions().map(bytes).max().unwrap_or(0)
+}
+
+/// Of each thread in a round: the state of a head, as its rows change it.
+fn trials(plan: &Plan, options: &RunnerOptions) -> u64 {
+    let bytes = |op: &Op| match op {
+        Op::DeltaNet { head_dim, .. } => {
+            product(&[options.threads, *head_dim, *head_dim, size_of::<f32>()])
+        }
+        _ => 0,
+    };
+    plan.ops.iter().map(bytes).max().unwrap_or(0)
 }
 
 /// Of each slot: the logits under way, counts of what was said, two lists of candidates; and of what

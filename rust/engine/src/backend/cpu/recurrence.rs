@@ -39,6 +39,9 @@ struct Run {
     is_start: bool,
 }
 
+/// Sequences of a batch, each with its state.
+type Runs<'a> = Vec<(Run, &'a mut [f32])>;
+
 impl States {
     /// Takes their memory.
     ///
@@ -153,7 +156,7 @@ impl States {
     ///
     /// # Errors
     /// [`Error::Internal`] where rows of a sequence are apart, or too many for a round.
-    fn of(&mut self, at: usize, batch: &Batch<'_>) -> Result<(Vec<(Run, &mut [f32])>, &mut [f32])> {
+    fn of(&mut self, at: usize, batch: &Batch<'_>) -> Result<(Runs<'_>, &mut [f32])> {
         if self.is_round && batch.slots.len() > ROUND_ROWS {
             let rows = batch.slots.len();
             return Err(Error::Internal(format!("a round of {rows} rows")));

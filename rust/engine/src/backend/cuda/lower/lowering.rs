@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::layout::Order;
 use super::params::KvView;
-use super::rounds::RoundAddresses;
 use super::shapes::Shapes;
 use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::error::{Error, Result};
@@ -52,6 +51,17 @@ pub struct Addresses {
     /// `[n_slots]` u64: see [`super::overflow`].
     pub overflows: u64,
     pub scratch: ScratchAddresses,
+}
+
+/// Where what rounds keep lies.
+#[derive(Debug, Clone, Default)]
+pub struct RoundAddresses {
+    /// By the plan's states, what is kept of rows: `[ROUND_ROWS]` of [`Plan::kept_widths`], f32.
+    pub kept: Vec<u64>,
+    /// `[states]` of the addresses of a state and of what is kept of it, in the order of [`super::rounds::places`].
+    pub places: u64,
+    /// `[ROUND_ROWS]` u32.
+    pub accepted: u64,
 }
 
 /// Where kernels leave for each other what is no buffer of the plan; see [`super::pass::scratch`].

@@ -1,9 +1,8 @@
 //! Ops that take a state from token to token. Rows of a step are sequences of their own, a block each;
-//! those of prompts follow each other, so a block takes all of them. Rows of a round are of [`rounds`].
+//! those of prompts follow each other, so a block takes all of them. Rows of a round are of rounds.rs.
 
 use super::lowering::{Lowering, Pass, Path};
 use super::params::CONSTANTS;
-use super::rounds;
 use super::shape::MOST_TICKETS;
 use crate::backend::cuda::driver::source::{constants, shared, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
@@ -91,9 +90,6 @@ fn blocks(pass: &Pass) -> (u32, u32) {
 /// # Errors
 /// [`Error::Argument`] for heads of a width that there is no kernel for.
 pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
-    if pass.path == Path::Round {
-        return rounds::verify(l, op, pass);
-    }
     if let Op::DeltaNet { .. } = op {
         return delta_net(l, None, op, pass);
     }

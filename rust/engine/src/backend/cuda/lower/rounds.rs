@@ -96,17 +96,6 @@ const THREADS: u32 = 256;
 /// Numbers of a state that a block of `delta_commit` takes.
 const COMMIT_BLOCK: usize = 4096;
 
-/// Where what rounds keep lies.
-#[derive(Debug, Clone, Default)]
-pub struct RoundAddresses {
-    /// By the plan's states, what is kept of their rows: [`Plan::kept_widths`] by [`ROUND_ROWS`], f32.
-    pub kept: Vec<u64>,
-    /// `[states]` of the addresses of a state and of what is kept of it, in the order of [`places`].
-    pub places: u64,
-    /// `[ROUND_ROWS]` u32.
-    pub accepted: u64,
-}
-
 /// A round that was drawn from.
 #[derive(Debug, Clone, Copy)]
 pub struct Drawn {
@@ -301,4 +290,63 @@ pub fn commits(l: &Lowering, drawn: &Drawn) -> Vec<Spec> {
         place += (layers * size_of::<[u64; 2]>()) as u64;
     }
     list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::lowering::{Path, RoundAddresses};
+    use super::super::pass::specs;
+    use super::super::tests::{entries, lowering, step, superblocks, with};
+    use super::*;
+    use crate::plan::sketch as s;
+
+    #[test]
+    fn states_that_are_alike_go_forward_in_one_launch_behind_a_round_alone() {
+        let (x, a, rule) = (s::id("x"), s::id("a"), s::id("rule"));
+        let mut plan = s::plan(vec![s::short_conv(x, a, true), s::delta_net(a, rule)]);
+        let mut other = s::short_conv(x, a, true);
+        if let Op::ShortConv { state, .. } = &mut other {
+            *state = plan.add_state("conv of another layer".into(), 3 * 64);
+        }
+        plan.ops.push(other);
+        assert_eq!(plan.kept_widths(), [64, 2 * 32 + 2, 64]);
+        let mut l = with(lowering("sm_90", superblocks(), "I16", true), plan);
+        assert_eq!(places(&l.plan), [0, 2, 1].map(StateId));
+        l.at.buffers = vec![10 << 20; l.plan.buffers.len()];
+        l.at.states = vec![1 << 20, 2 << 20, 3 << 20];
+        l.at.rounds = RoundAddresses {
+            kept: vec![4 << 20, 5 << 20, 6 << 20],
+            places: 7 << 20,
+            accepted: 8 << 20,
+        };
+        for name in ["taps", "decay", "dt"] {
+            l.at.vectors.insert(s::weight_id(name), 9 << 20);
+        }
+        let drawn = Drawn {
+            rows: 6,
+            inputs: step(6).inputs,
+            ring: 0,
+            step: 0,
+            max_rows: 64,
+        };
+        let list = commits(&l, &drawn);
+        assert_eq!(entries(&list), ["accepted", "conv_commit", "delta_commit"]);
+        // A row may be the first of its sequence.
+        assert_eq!(list[1].grid, [1, 6, 2]);
+        assert_eq!(list[2].grid, [2, 6, 1]);
+        let at = |spec: &Spec| spec.params::<Commit>().unwrap().places;
+        assert_eq!([at(&list[1]), at(&list[2])], [7 << 20, (7 << 20) + 2 * 16]);
+        let of = |rows, path| {
+            let pass = Pass { path, ..step(rows) };
+            let list = specs(&l, &pass).unwrap();
+            entries(&list).join(" ")
+        };
+        for rows in [1, 6] {
+            let round = of(rows, Path::Round);
+            assert_eq!(round, "conv_verify delta_verify conv_verify", "{rows}");
+            assert!(!of(rows, Path::Decode).contains("verify"));
+        }
+        let without = lowering("sm_90", superblocks(), "I16", true);
+        assert!(commits(&without, &drawn).is_empty());
+    }
 }

@@ -3,14 +3,14 @@
 
 use super::attention::{KvCodes, RotateConstants};
 use super::layout::Order;
-use super::lowering::{Lowering, Pass};
+use super::lowering::{Lowering, Pass, Path};
 use super::norm;
 use super::params::{
     Add, AddRow, Embed, Gelu, Glu, KvScatter, KvView, Rope, Scale, ScaleBy, ScaleRanks, SelectRows,
     Slice, SlotState, SoftCap, CONSTANTS,
 };
-use super::recurrence;
 use super::shape::Segments;
+use super::{recurrence, rounds};
 use crate::backend::cuda::driver::constants::Constants;
 use crate::backend::cuda::driver::source::{constants, shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
@@ -328,9 +328,10 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             };
             Spec::new(elementwise(), "slice", grid(n), THREADS, &params)
         }
-        Op::ShortConv { .. } | Op::GatedConv { .. } | Op::DeltaNet { .. } => {
-            recurrence::spec(l, op, pass)?
-        }
+        Op::ShortConv { .. } | Op::GatedConv { .. } | Op::DeltaNet { .. } => match pass.path {
+            Path::Round => rounds::verify(l, op, pass)?,
+            Path::Decode | Path::Prefill { .. } => recurrence::spec(l, op, pass)?,
+        },
         // Without a row to pick, and where every row is one, the next op reads `x` itself.
         Op::SelectRows { .. } if pass.out == 0 || pass.all => return Ok(None),
         Op::SelectRows { x, out } => {
