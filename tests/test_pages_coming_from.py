@@ -206,7 +206,7 @@ def test_a_method_from_elsewhere_is_told_what_the_page_says(smollm2: Path) -> No
             onegraph.LLM.from_pretrained  # noqa: B018
         with pytest.raises(AttributeError, match=r"^LLM has no attribute 'no_such'$"):
             llm.no_such  # noqa: B018
-        with pytest.raises(TypeError, match=r"not called itself: llm\.gen.*`llm\(PROMPT\)` is"):
+        with pytest.raises(TypeError, match=r"not callable: llm\.gen.*`llm\(PROMPT\)` is"):
             llm("Hi")
         # Types know nothing of this: they refuse what is not there.
         assert set(dir(llm)) >= {"generate", "chat"} and "scores" not in dir(llm)

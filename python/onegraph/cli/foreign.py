@@ -81,12 +81,12 @@ OPTIONS = [
     Foreign(("--delay",), (), "leave it out"),
     Foreign(("-s",), ("seed",), _SAMPLED),
     Foreign(("--temp",), ("temperature",), _SAMPLED),
-    Foreign(("-sys", "--system-prompt"), ("system",), "there is no conversation here"),
+    Foreign(("-sys", "--system-prompt"), ("system",), "there is not a conversation here"),
     Foreign(("-r", "--reverse-prompt"), ("stop",), "nothing is generated here"),
     Foreign(
         ("-cnv", "--conversation", "-i", "--interactive"), (), "a run without PROMPT is a chat"
     ),
-    Foreign(("-no-cnv", "--no-conversation"), ("raw",), "there is no conversation here"),
+    Foreign(("-no-cnv", "--no-conversation"), ("raw",), "there is not a conversation here"),
     Foreign(
         ("-e", "--escape", "--no-display-prompt", "--nowordwrap", "--color", "--jinja"),
         (),
@@ -180,7 +180,7 @@ class _Refused(click.Option):
             return
         same = [p for p in ctx.command.params if p.name in self._row.ours]
         instead = f"use {_named(same[0])}" if same else self._row.instead
-        raise click.UsageError(f"{self.opts[0]} is no option here: {instead}", ctx)
+        raise click.UsageError(f"{self.opts[0]} is not an option here: {instead}", ctx)
 
 
 def _named(param: click.Parameter) -> str:
