@@ -249,8 +249,8 @@ def test_a_saved_conversation_is_read_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
+        ("", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ("{}", 'no list of "messages"'),
         ('{"messages": 3}', 'no list of "messages"'),
         ("[3]", 'message 1 has no text as "content"'),
