@@ -124,7 +124,7 @@ OPTIONS = [
         (),
         "it is always on: leave it out",
     ),
-    Foreign(("--rerank", "--reranking", "--slot-save-path"), (), "onegraph does not have it"),
+    Foreign(("--slot-save-path",), (), "onegraph does not have it"),
 ]
 
 #: Commands of ollama and what to do here.
