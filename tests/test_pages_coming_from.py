@@ -5,6 +5,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import onegraph
@@ -13,6 +14,8 @@ from onegraph.cli import COMMANDS, foreign, slash
 from onegraph.cli import cli as commands
 from onegraph.cli.run import command as RUN
 from onegraph.sampling import DEFAULTS, resolve
+from onegraph.server import asgi
+from support.serving import Served, serving
 
 PAGE = Path(onegraph.__file__).parent / "pages" / "coming-from.md"
 
@@ -203,7 +206,7 @@ def test_a_method_from_elsewhere_is_told_what_the_page_says(smollm2: Path) -> No
             onegraph.LLM.from_pretrained  # noqa: B018
         with pytest.raises(AttributeError, match=r"^LLM has no attribute 'no_such'$"):
             llm.no_such  # noqa: B018
-        with pytest.raises(TypeError, match=r"not called itself: llm\.gen.*`llm\(PROMPT\)` is"):
+        with pytest.raises(TypeError, match=r"not callable: llm\.gen.*`llm\(PROMPT\)` is"):
             llm("Hi")
         # Types know nothing of this: they refuse what is not there.
         assert set(dir(llm)) >= {"generate", "chat"} and "scores" not in dir(llm)
@@ -241,3 +244,97 @@ def test_tables_are_narrow() -> None:
     for line in PAGE.read_text().splitlines():
         if line.startswith("|"):
             assert len(line) <= 80 and line.count("|") <= 4, line
+
+
+#: Of fields of other servers, values by which they would show.
+FIELDS: dict[str, Any] = {
+    **{"json_schema": {"type": "integer"}, "guided_json": {"type": "integer"}},
+    **{"grammar": 'root ::= "ab"', "guided_grammar": 'root ::= "ab"'},
+    **{"guided_regex": "ab", "guided_choice": ["ab"], "structured_outputs": {"regex": "ab"}},
+    **{"repeat_penalty": 1.9, "repetition_penalty": 1.9, "ignore_eos": True, "min_p": 0.5},
+    **{"logit_bias": [[0, 9.0]], "stop_token_ids": [0], "top_k": -1, "max_tokens": -1},
+    **{"prompt_logprobs": 1, "cache_salt": "x", "chat_template_kwargs": {"x": 1}},
+    **{"thinking_budget_tokens": 3, "model": "gpt-4o", "n_predict": 1, "n_probs": 2},
+    **{"cache_prompt": False, "id_slot": 0, "mirostat": 2, "typical_p": 0.1, "min_keep": 1},
+    **{"dynatemp_range": 0.5, "xtc_probability": 0.9, "dry_multiplier": 0.8, "samplers": ["top_k"]},
+    **{"repeat_last_n": 0, "min_tokens": 9, "best_of": 2, "bad_words": ["Yes"]},
+    **{"allowed_token_ids": [5], "skip_special_tokens": False, "include_stop_str_in_output": True},
+    **{"use_beam_search": True, "length_penalty": 2.0, "truncate_prompt_tokens": 2, "priority": 1},
+    "chat_template": "{{ 1 }}",
+}
+
+#: Those of which the answer below tells that they were read.
+TELLING = {
+    *("json_schema", "guided_json", "grammar", "guided_grammar", "guided_regex", "guided_choice"),
+    *("structured_outputs", "repeat_penalty", "repetition_penalty", "ignore_eos"),
+}
+
+
+@pytest.fixture(scope="module")
+def served(smollm2: Path) -> Iterator[Served]:
+    with (
+        onegraph.LLM(smollm2, device="cpu", n_ctx=256) as llm,
+        serving(asgi({"smollm2": llm})) as served,
+    ):
+        yield served
+
+
+def of_servers(kind: str) -> Iterator[tuple[str, str]]:
+    """Of the tables of paths, or of fields, each name and what is said of it."""
+    for head, rows in tables():
+        if head[0].startswith(f"{kind} of "):
+            for theirs, here in rows:
+                yield from ((name, here) for name in re.findall(r"`([^`]+)`", theirs))
+
+
+def test_a_path_of_another_server_is_what_the_page_says(served: Served) -> None:
+    def status(name: str) -> int:
+        method, path = name.split()
+        return served.send(method, path, None if method == "GET" else {})[0]
+
+    found = dict(of_servers("path"))
+    assert len(found) > 35
+    for name, here in found.items():
+        if here.startswith("the same"):
+            assert status(name) not in (404, 405, 501), name
+        else:
+            assert status(name) in (404, 405, 501), name
+            for ours in re.findall(r"`([^`]+)`", here):
+                assert status(ours) not in (404, 405, 501), ours
+
+
+@pytest.mark.thorough
+def test_a_field_of_another_server_is_what_the_page_says(served: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "Say yes or no"}], "max_tokens": 12}
+
+    def asked(**more: Any) -> tuple[int, Any]:
+        given = {**body, "temperature": 0, **more}
+        status, answer = served.post("/v1/chat/completions", given)
+        return status, answer.get("choices", [{}])[0].get("message")
+
+    plain = asked()
+    assert plain[0] == 200
+    fields = dict(of_servers("field"))
+    assert {name for name in fields if name != "logprobs"} == FIELDS.keys()
+    for name, here in fields.items():
+        status, message = asked(**{name: FIELDS[name]})
+        if here.startswith(("400", "404")):
+            assert status == int(here[:3]), name
+        elif here.startswith("ignored"):
+            assert (status, message) == plain, name
+        else:
+            assert here.startswith("the same") and status == 200, name
+            assert name not in TELLING or message != plain[1], name
+
+
+def test_each_option_of_other_servers_is_ours_or_is_refused() -> None:
+    own = own_options("serve")
+    assert own is not None
+    refused = {spelling: row for row in foreign.OPTIONS for spelling in row.spellings}
+    rows = [row for head, rows in tables() if head[1] == "`onegraph serve`" for row in rows]
+    assert len(rows) > 20
+    for theirs, here in rows:
+        for option in re.findall(r"`(--[\w-]+)", here):
+            assert option in own, option
+        for spelling in re.findall(r"`(--?[\w-]+)", theirs):
+            assert (spelling in own and f"`{spelling}`" in here) or spelling in refused, spelling

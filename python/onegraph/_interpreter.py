@@ -21,8 +21,9 @@ def _is_main() -> bool:
 
 if not _is_main():
     raise ImportError(
-        "onegraph runs in the main interpreter of a process alone, for its threads, its memory and "
-        "the card are the process's: import it there, or in another process (multiprocessing, or "
+        "onegraph runs only in the main interpreter of a process, because its threads, its memory "
+        "and the card belong to the process: import it there, or in another process "
+        "(multiprocessing, or "
         "`onegraph serve` and a client); under mod_wsgi, set WSGIApplicationGroup %{GLOBAL}",
         name="onegraph",
     )

@@ -174,7 +174,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         # Each is taken once, with the first such sequence or text.
         self._unsaid_saturated, self._unsaid_unpooled = threading.Lock(), threading.Lock()
         if (reason := self._engine.no_card) and _said_cpu.acquire(blocking=False):
-            logger.warning('running on the CPU: %s; with device="cpu" this is not said', reason)
+            logger.warning('running on the CPU: %s; device="cpu" silences this', reason)
         logger.info(
             "loaded %s in %.2f s on %s",
             self.path.name,
@@ -465,7 +465,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
 
     def __call__(self, *_args: Any, **_given: Any) -> NoReturn:
         raise TypeError(
-            "an LLM is not called itself: llm.generate goes on from a prompt, llm.chat answers "
+            "an LLM is not callable: llm.generate goes on from a prompt, llm.chat answers "
             f"a conversation; {foreign.answer('llm', is_keyword=False)}"
         )
 

@@ -16,7 +16,7 @@ __all__ = ["KvType", "Loaded"]
 KvType = Literal["i16", "q8_0", "f32"]
 
 #: A model that was trained for embeddings, to name one.
-EMBEDDER = "hf:Qwen/Qwen3-Embedding-0.6B-GGUF:Q8_0"
+EMBEDDER = "qwen3-embedding:0.6b"
 
 logger = logging.getLogger("onegraph")
 
@@ -44,10 +44,9 @@ class Loaded:
         """Once a model: that keys or values were too large for its cache."""
         if self._engine.saturated_sequences and self._unsaid_saturated.acquire(blocking=False):
             logger.warning(
-                "keys or values of a sequence are larger than a cache of %s holds; the largest "
-                'that it holds stands in their place. kv_type="i16" holds up to 1.1e15, and on the '
-                'CPU "f32" all of them; '
-                "LLM.saturated_sequences counts such sequences",
+                "keys or values of a sequence are too large for a cache of %s and were clamped to "
+                'the largest that it holds. kv_type="i16" holds up to 1.1e15, and on the CPU "f32" '
+                "all of them; LLM.saturated_sequences counts such sequences",
                 self._kv_type,
             )
 
@@ -57,9 +56,9 @@ class Loaded:
             return
         if self._engine.pooling in (None, "none") and self._unsaid_unpooled.acquire(blocking=False):
             logger.warning(
-                "%s was not trained for embeddings, as its file names no pooling: texts of one "
-                "meaning may have vectors far apart; take a model that was, such as %s, or say "
-                'pooling="last", which is taken here, and this is not said',
+                "%s was not trained for embeddings, as its file names no pooling: texts of the "
+                "same meaning may have vectors far apart; take a model that was, such as %s, or "
+                'pass pooling="last", which is used here, to silence this',
                 self.path.name,
                 EMBEDDER,
             )

@@ -141,7 +141,7 @@ def test_a_bad_line_is_a_line_of_the_results(batch: Cli, tmp_path: Path) -> None
     found = {each.get("custom_id") or each["line"]: each for each in read(tmp_path / "out.jsonl")}
     said = {key: each["error"] and each["error"]["message"] for key, each in found.items()}
     assert said.pop("a") is None and said.pop("refused") is None and said.pop("long") is None
-    assert "line 1 is not JSON" in said[1] and said[2] == "line 2 is JSON, but no object"
+    assert "line 1 is not JSON" in said[1] and said[2] == "line 2 is JSON, but not an object"
     assert said[3] == 'line 3 has neither "body" nor "messages" nor "prompt"'
     assert said[5] == "custom_id = 'a': line 4 has it too"
     assert said["url"].startswith("url = '/v1/files': must be one of /v1/chat/completions")
@@ -230,7 +230,7 @@ def test_wrong_use_is_refused(batch: Cli, cli: Cli, tmp_path: Path) -> None:
     assert "--body is not JSON" in batch("--body", "{").stderr
     written(out, {"text": "a poem"})
     other = batch()
-    assert (other.returncode, "line 1 is no result of a batch" in other.stderr) == (2, True)
+    assert (other.returncode, "line 1 is not a result of a batch" in other.stderr) == (2, True)
     assert read(out) == [{"text": "a poem"}]
 
 

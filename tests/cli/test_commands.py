@@ -65,7 +65,7 @@ def test_version(cli) -> None:
         (["info", "--plan", "--devices"], "do not go together"),
         (["info", "smollm2", "--devices"], "--devices takes no MODEL"),
         (["info", "smollm2", "--n-ctx", "many"], "'many' is not a valid integer"),
-        (["pull", "ollama:../x"], "is no name of an ollama model"),
+        (["pull", "ollama:../x"], "is not the name of an ollama model"),
     ],
 )
 def test_wrong_use_is_two(args: list[str], said: str, cli) -> None:

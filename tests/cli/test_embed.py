@@ -89,4 +89,4 @@ def test_a_model_that_was_not_trained_for_it_warns(cli: Any, tiny: Path) -> None
     done = cli("embed", tiny, "ab", "--device", "cpu")
     assert done.returncode == 0 and len(json.loads(done.stdout)["embedding"]) > 8
     assert "tiny.gguf was not trained for embeddings" in done.stderr
-    assert "or say --pooling last" in done.stderr
+    assert "or pass --pooling last" in done.stderr

@@ -57,7 +57,7 @@ def test_graph_and_check_propose_no_device_that_they_refuse(cli: Any, smollm2: P
             if done.returncode == 0:
                 pytest.skip("this machine has a card; the machines of CI have none")
             assert (done.returncode, done.stdout) == (1, "")
-            assert "install the NVIDIA driver; the CPU is no way out" in done.stderr
+            assert "install the NVIDIA driver; the CPU cannot stand in for it" in done.stderr
             assert "cpu" not in done.stderr
             assert f". `onegraph {name}` is for a machine with an NVIDIA card, and" in done.stderr
             assert said in done.stderr

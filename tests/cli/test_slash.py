@@ -59,8 +59,8 @@ def test_help_lists_the_commands_and_each_way_out_leaves(chat: Callable[..., Ter
 
 def test_what_is_no_command_is_not_sent(chat: Callable[..., Terminal]) -> None:
     talk = chat()
-    assert ask(talk, "/sytem be brief").startswith("/sytem is no command, did you mean /system?")
-    assert "/etc/passwd is no command; /help lists them" in ask(talk, "/etc/passwd is what?")
+    assert ask(talk, "/sytem be brief").startswith("/sytem is not a command, did you mean /system?")
+    assert "/etc/passwd is not a command; /help lists them" in ask(talk, "/etc/passwd is what?")
     saved = ask(talk, "/save nothing")
     assert saved.startswith("saved 0 messages to ")
     leave(talk)
@@ -189,7 +189,7 @@ def test_a_byte_that_is_no_text_does_not_end_the_chat(
     talk = chat(output=tmp_path / "text" if to_file else None)
     talk.type(typed)
     said = talk.read_until(PROMPT)
-    assert f"that line is no text and was not sent: byte {byte} is not UTF-8" in said
+    assert f"that line is not text and was not sent: byte {byte} is not UTF-8" in said
     talk.type("Hi\n")
     assert "cut after 3 tokens" in talk.read_until(PROMPT)
     leave(talk)
@@ -249,8 +249,8 @@ def test_a_saved_conversation_is_read_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
+        ("", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ("{}", 'no list of "messages"'),
         ('{"messages": 3}', 'no list of "messages"'),
         ("[3]", 'message 1 has no text as "content"'),

@@ -34,9 +34,7 @@ def test_each_result_is_that_of_its_own_place(llm: onegraph.LLM) -> None:
 
 def test_who_ends_first_comes_first(llm: onegraph.LLM) -> None:
     prompts = [[1] * 8, [1] * 120]  # of the second a few tokens fit
-    order = [
-        i for i, _ in llm.generate(prompts, as_completed=True, ignore_eos=True, max_tokens=40)
-    ]
+    order = [i for i, _ in llm.generate(prompts, as_completed=True, ignore_eos=True, max_tokens=40)]
     assert order == [1, 0]
 
 

@@ -32,7 +32,7 @@ def inside(code):
 
 REFUSED = """
 said = inside("import onegraph")
-assert "ImportError" in said and "main interpreter of a process alone" in said, said
+assert "ImportError" in said and "only in the main interpreter of a process" in said, said
 assert "multiprocessing" in said
 """
 

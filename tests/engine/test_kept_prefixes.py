@@ -239,7 +239,7 @@ def test_what_does_not_fit_is_said(tiny: Path, hybrid: Path, tmp_path: Path) -> 
             (data[:-1], rf"it has {len(data) - 1} bytes, and its head says {len(data)}"),
             (flip(data, len(data) // 2), "its checksum does not fit its bytes"),
             (data[:20], "it has 20 bytes, and its head alone has"),
-            (b"GGUF" + data[4:], "it is no saved prefix"),
+            (b"GGUF" + data[4:], "it is not a saved prefix"),
             (flip(data, 8), "it is of version"),
             (flip(data, 12), r"it is of arithmetic \d+, and this onegraph computes by \d+"),
             (b"", "it has 0 bytes"),
@@ -250,7 +250,7 @@ def test_what_does_not_fit_is_said(tiny: Path, hybrid: Path, tmp_path: Path) -> 
                 llm.load_prefix(broken)
         with pytest.raises(FileError, match="No such file"):
             llm.load_prefix(tmp_path / "none")
-        with pytest.raises(FileError, match="it is no file"):
+        with pytest.raises(FileError, match="it is not a file"):
             llm.load_prefix(tmp_path)
         with pytest.raises(FileError, match=r"cannot save the prefix to .*name a file in a folder"):
             llm.save_prefix(words(3), tmp_path / "no" / "folder")

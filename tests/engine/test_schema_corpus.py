@@ -370,8 +370,8 @@ def test_repetitions_within_one_another_are_counted_before_they_are_compiled(
         ({"regex": "a$b"}, r"regex = a\$b: has an assertion, such as \^, \$ or \\b"),
         ({"regex": r"\b"}, r"regex = \\b: has an assertion"),
         ({"grammar": "start: /a^b/"}, "has an assertion"),
-        ({"regex": "(?=a)"}, "is no regular expression that is taken: look-around"),
-        ({"regex": "(a"}, "is no regular expression that is taken: unclosed group"),
+        ({"regex": "(?=a)"}, "is not a regular expression that can be used: look-around"),
+        ({"regex": "(a"}, "is not a regular expression that can be used: unclosed group"),
         ({"grammar": 'start: x{0}\nx: "a"'}, "has a repetition of no times"),
         (
             {"schema": {"type": "string", "pattern": "(x{1,100}y{1,100}){100}"}},

@@ -119,7 +119,7 @@ async def _gathered(llm: LLM, kinds: list[dict[str, Any]]) -> list[str]:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"schema": "{"}, "schema = {: is no JSON"),
+    ({"schema": "{"}, "schema = {: is not JSON"),
     ({"schema": {"type": "tree"}}, 'schema = {"type": "tree"}: type "tree" cannot be held'),
     ({"schema": {"not": {}}}, "not cannot be held"),
     (

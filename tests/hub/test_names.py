@@ -120,6 +120,16 @@ def test_a_name_is_pulled_from_the_hub_and_listed(tmp_path: Path, tiny: Path) ->
 
 
 @pytest.mark.thorough
+def test_a_proxy_is_asked(tmp_path: Path, tiny: Path) -> None:
+    with fake_hub.running() as server:
+        server.commit({"Tiny-Q4_K_M.gguf": tiny.read_bytes()}, "main")
+        env = server.environment(tmp_path) | {"HF_ENDPOINT": "http://hub.invalid"}
+        pulled = run(env | {"NO_PROXY": "", "HTTP_PROXY": server.endpoint}, "pull", "tiny:1b")
+        assert pulled.returncode == 0, pulled.stderr
+        assert server.asked
+
+
+@pytest.mark.thorough
 def test_a_hub_that_cannot_be_reached_says_what_to_do(tmp_path: Path) -> None:
     env = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path / "hf")}
     failed = run(env | {"NO_PROXY": "*"}, "pull", "tiny:1b")

@@ -135,9 +135,9 @@ def test_a_missing_blob_is_named(store: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "is no manifest of ollama"),
-        ("not json", "is no manifest of ollama"),
-        ("[" * 100_000, "is no manifest of ollama"),
+        ("", "is not a manifest of ollama"),
+        ("not json", "is not a manifest of ollama"),
+        ("[" * 100_000, "is not a manifest of ollama"),
         ("[]", "lists no layers"),
         ('{"layers": 3}', "lists no layers"),
         ('{"layers": []}', "lists 0 layers of type"),

@@ -87,7 +87,7 @@ def test_a_load_in_hand_does_not_hold_up_the_end(drain: int, signals: int, tiny:
         status, out, err = served.end()
         assert time.monotonic() - began < 6
         assert (status, out) == (0, ["closed"])
-        assert "ended while onegraph-load_0 worked on" in err
+        assert "ended while onegraph-load_0 was still working" in err
 
 
 def test_an_end_with_nothing_in_hand_is_an_ordinary_one(tiny: Path) -> None:

@@ -160,8 +160,8 @@ SAID = [{"role": "user", "content": "tea"}]
         (
             "/api/chat",
             {"messages": SAID},
-            b'{"error":"the server ends',
-            b'{"error":"the server ends',
+            b'{"error":"the server is shutting down',
+            b'{"error":"the server is shutting down',
         ),
     ],
 )

@@ -61,7 +61,7 @@ def test_a_model_whose_engine_has_ended_is_neither_healthy_nor_ready(
         ended.close()
         for path in ("/health", "/ready"):
             assert served.get(path) == (503, {"status": "failed", "model": "tiny"})
-        assert "tiny answers no more: the model is closed" in caplog.text
+        assert "tiny has stopped answering: the model is closed" in caplog.text
 
 
 def test_an_engine_that_failed_hides_no_figures_of_others(

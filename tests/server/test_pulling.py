@@ -68,12 +68,12 @@ def test_what_is_fetched_is_served(pulling: Served, hub: FakeHub) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("/etc/passwd", "nothing is fetched by this name"),
-        ("ollama:x", "nothing is fetched by this name"),
-        ("../x.gguf", "nothing is fetched by this name"),
-        ("command-r", "nothing is fetched by this name; smollm2"),
-        ("hf.co/user/../../x.gguf", "is no reference to a Hugging Face file"),
-        ("hf:user/Tiny-GGUF/../x.gguf", "is no reference to a Hugging Face file"),
+        ("/etc/passwd", "no model of this name can be fetched"),
+        ("ollama:x", "no model of this name can be fetched"),
+        ("../x.gguf", "no model of this name can be fetched"),
+        ("command-r", "no model of this name can be fetched; smollm2"),
+        ("hf.co/user/../../x.gguf", "is not a reference to a Hugging Face file"),
+        ("hf:user/Tiny-GGUF/../x.gguf", "is not a reference to a Hugging Face file"),
         ("hf.co/user/Tiny-GGUF:Q2_K", "fits no file"),
         ("hf.co/user/None:Q2_K", "cannot fetch the list of files of user/None"),
         ("hf.co/user/Tiny-GGUF:Q4_0", "is damaged"),

@@ -84,7 +84,7 @@ def command(
     max_batch: int,
     **options: Any,
 ) -> None:
-    """Answer each line of FILE, and write each result as soon as it is there.
+    """Answer each line of FILE, and write each result as soon as it is ready.
 
     A line is a request of OpenAI's batch API: {"custom_id": "a", "method": "POST", "url":
     "/v1/chat/completions", "body": {...}}. Its result has that API's form too: custom_id, response
@@ -95,9 +95,9 @@ def command(
     A body gives the answer that `onegraph serve` gives. Without "seed" or "temperature": 0 another
     run gives other texts.
 
-    The same command goes on with a run that was ended, in whatever way: what has a result is not
-    done again. A line that cannot be answered has an error as its result; with any of those the
-    exit code is 1.
+    If a run was stopped, or killed, the same command continues it: lines that have a result are not
+    answered again. A line that cannot be answered gets an error as its result, and the exit code is
+    then 1.
     """
     further = _further(body)
     if output.exists() and requests.exists() and output.samefile(requests):
@@ -175,7 +175,7 @@ def _line(number: int, raw: bytes) -> Line:
     except (ValueError, RecursionError) as e:
         return _refused(line, f"line {number} is not JSON: {e}")
     if not isinstance(value, dict):
-        return _refused(line, f"line {number} is JSON, but no object")
+        return _refused(line, f"line {number} is JSON, but not an object")
     custom_id = value.pop("custom_id", None)
     line.is_openai = "body" in value or "url" in value
     if custom_id is not None and not isinstance(custom_id, str):
@@ -193,7 +193,7 @@ def _line(number: int, raw: bytes) -> Line:
     elif "messages" in value or "prompt" in value:
         line.url, line.body = CHAT if "messages" in value else COMPLETIONS, value
         if value.get("n") not in (None, 1):
-            return _refused(line, "n: several answers need a line of OpenAI's form")
+            return _refused(line, "n: several answers need a line in OpenAI's form")
     else:
         return _refused(line, f'line {number} has neither "body" nor "messages" nor "prompt"')
     if line.body.get("stream"):
@@ -234,8 +234,8 @@ class _Results:
                     key = found["line"] if custom_id is None else custom_id
                 except (ValueError, KeyError, AttributeError) as e:
                     raise ArgumentError(
-                        f"--output {self._path}: line {number} is no result of a batch; give the "
-                        "path of a new file"
+                        f"--output {self._path}: line {number} is not a result of a batch; give "
+                        "the path of a new file"
                     ) from e
                 self._count(key, found)
         os.ftruncate(self._descriptor, whole)
@@ -373,7 +373,7 @@ class _Run:
         found = json.loads(raw)
         if status >= 500:
             said = found.get("error", {}).get("message", raw.decode())
-            raise Error(f"line {line.number}: {said}; the same command goes on from here")
+            raise Error(f"line {line.number}: {said}; the same command continues from here")
         self._results.add(line, status, found)
 
     def report(self) -> str:

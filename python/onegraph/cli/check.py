@@ -56,8 +56,8 @@ def command(
     text, by prefill and by the captured step, against the CPU's with keys and values of the same
     type.
 
-    The CPU computes all --tokens, which takes it minutes for a large model. Exits with 1 where a
-    bar is missed.
+    The CPU computes all --tokens, which takes minutes for a large model. The exit code is 1 if a
+    limit is exceeded.
     """
     chosen = given(MODEL, options)
     if tokens < 1:
@@ -99,7 +99,7 @@ def command(
         say(f"{name} on {device}, keys and values as {kv_type}")
         say(COMPARED)
         _show(exact, graphs, distances)
-        say("\nall bars are met" if ok else "\na bar is missed: please report it")
+        say("\nall limits are kept" if ok else "\na limit is exceeded: please report it")
     if not ok:
         raise click.exceptions.Exit(1)
 
@@ -108,11 +108,11 @@ def _show(exact: list[SumCheck], graphs: GraphVerification, distances: dict[str,
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ["what", "found", "bar", ""]:
+    for column in ["what", "found", "limit", ""]:
         table.add_column(column)
 
     def add(what: str, found: str, bar: str, ok: bool) -> None:
-        table.add_row(what, found, bar, "ok" if ok else "MISSED")
+        table.add_row(what, found, bar, "ok" if ok else "EXCEEDED")
 
     for s in exact:
         found = f"{s.wrong:,} of {s.sums:,} differ"

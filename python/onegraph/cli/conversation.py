@@ -14,7 +14,7 @@ from onegraph.hub.cache import open_regular
 __all__ = ["Conversation", "load", "place", "save"]
 
 ROLES = ("user", "assistant")
-#: A file past this is no conversation: the longest context is some megabytes of text.
+#: A file past this is not a conversation: the longest context is some megabytes of text.
 MOST_BYTES = 64 << 20
 
 
@@ -69,14 +69,14 @@ def load(path: Path) -> Conversation:
         reason = getattr(e, "strerror", None) or e
         raise FileError(f"cannot read {path}: {reason}; saved are: {kept}") from e
     if len(raw) > MOST_BYTES:
-        raise ArgumentError(f"{path} is no conversation: it has over {MOST_BYTES} bytes")
+        raise ArgumentError(f"{path} is not a conversation: it has over {MOST_BYTES} bytes")
     try:
         whole = json.loads(raw)
     except (ValueError, RecursionError) as e:
-        raise ArgumentError(f"{path} is no conversation: it is no JSON: {e}") from e
+        raise ArgumentError(f"{path} is not a conversation: it is not JSON: {e}") from e
     messages = whole.get("messages") if isinstance(whole, dict) else whole
     if not isinstance(messages, list):
-        raise ArgumentError(f'{path} is no conversation: it has no list of "messages"')
+        raise ArgumentError(f'{path} is not a conversation: it has no list of "messages"')
     return _conversation(path, messages)
 
 

@@ -34,7 +34,7 @@ FORMS = (".jsonl", ".npy")
     "--file",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="A file that is a text, behind those of TEXT. May be repeated.",
+    help="A text file to embed, after those of TEXT. May be repeated.",
 )
 @click.option(
     "--output",
@@ -48,8 +48,8 @@ FORMS = (".jsonl", ".npy")
     "  [default: what the file says]",
 )
 @click.option("--dimensions", type=int, help="Keep the first N numbers.  [default: all]")
-@click.option("--no-normalize", is_flag=True, help="Leave the length of a vector as it is.")
-@click.option("--truncate", is_flag=True, help="Leave out the end of a text that is too long.")
+@click.option("--no-normalize", is_flag=True, help="Do not scale vectors to length 1.")
+@click.option("--truncate", is_flag=True, help="Cut off the end of a text that is too long.")
 @model_options
 @debug_option
 def command(
@@ -63,12 +63,12 @@ def command(
     truncate: bool,
     **options: Any,
 ) -> None:
-    """Make a vector of each TEXT, by a MODEL that was trained for embeddings.
+    """Turn each TEXT into a vector, by a MODEL that was trained for embeddings.
 
-    Without TEXT and --file each line of standard input is a text. A line of JSON is
-    {"text": TEXT, "embedding": [...]}, of a file {"file": PATH, "embedding": [...]}; numbers have
-    the digits that give their float32 back. A .npy file has an array of float32, a row for each
-    text, for `numpy.load`.
+    Without TEXT and --file, each line of standard input is a text. The output is a line of JSON for
+    each, {"text": TEXT, "embedding": [...]}, or {"file": PATH, "embedding": [...]} for a file;
+    numbers have enough digits to restore the float32. A .npy file holds an array of float32 with a
+    row for each text, for `numpy.load`.
     """
     if output is not None and output.suffix not in FORMS:
         raise click.UsageError(f"--output {output}: must end in {' or '.join(FORMS)}")

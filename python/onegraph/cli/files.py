@@ -18,7 +18,7 @@ MOST_BYTES = 8 << 20
 #: What files begin with that are no text, and what to do about it.
 KINDS = [
     (b"%PDF-", "a PDF: take its text, as `pdftotext FILE FILE.txt` does, and give that"),
-    (b"PK\x03\x04", "a ZIP archive, or a document of an office: save it as plain text"),
+    (b"PK\x03\x04", "a ZIP archive or an office document: save it as plain text"),
     (b"\x89PNG", "an image: models here read text"),
     (b"\xff\xd8\xff", "an image: models here read text"),
     (b"GIF8", "an image: models here read text"),

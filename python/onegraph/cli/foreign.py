@@ -1,4 +1,4 @@
-"""Options and commands of llama.cpp and ollama that onegraph spells otherwise or does not have.
+"""Options and commands of other programs that onegraph spells otherwise or does not have.
 
 Each is refused by name, with what to use instead: none is guessed at, or read as another option."""
 
@@ -26,7 +26,7 @@ _ONE_BATCH = "onegraph splits a prompt by itself, and the parts change no bit of
 _WHOLE = "a model is on one device as a whole: choose it with --device cuda or --device cpu"
 _SAMPLED = "nothing is sampled here"
 
-#: What people type who come from llama.cpp or ollama.
+#: What people type who come from there.
 OPTIONS = [
     Foreign(("-m", "--model"), ("model", "name"), "no model is needed here"),
     Foreign(("-mu", "--model-url"), (), "download the file, and give its path as MODEL"),
@@ -81,12 +81,12 @@ OPTIONS = [
     Foreign(("--delay",), (), "leave it out"),
     Foreign(("-s",), ("seed",), _SAMPLED),
     Foreign(("--temp",), ("temperature",), _SAMPLED),
-    Foreign(("-sys", "--system-prompt"), ("system",), "there is no conversation here"),
+    Foreign(("-sys", "--system-prompt"), ("system",), "there is not a conversation here"),
     Foreign(("-r", "--reverse-prompt"), ("stop",), "nothing is generated here"),
     Foreign(
         ("-cnv", "--conversation", "-i", "--interactive"), (), "a run without PROMPT is a chat"
     ),
-    Foreign(("-no-cnv", "--no-conversation"), ("raw",), "there is no conversation here"),
+    Foreign(("-no-cnv", "--no-conversation"), ("raw",), "there is not a conversation here"),
     Foreign(
         ("-e", "--escape", "--no-display-prompt", "--nowordwrap", "--color", "--jinja"),
         (),
@@ -103,6 +103,28 @@ OPTIONS = [
     ),
     Foreign(("--think", "--hidethinking"), (), "the model's chat template decides"),
     Foreign(("--insecure",), (), "what is fetched is held to its hash"),
+    Foreign(("--max-model-len",), ("n_ctx",), "the context is as long as what is asked for needs"),
+    Foreign(("--max-num-seqs",), ("n_seq", "max_batch"), "one sequence runs at a time here"),
+    Foreign(("-a", "--served-model-name"), ("alias",), "no server is here"),
+    Foreign(
+        ("--kv-cache-dtype",),
+        ("kv_type",),
+        "keys and values have one type, which is not chosen here",
+    ),
+    Foreign(("--gpu-memory-utilization",), ("kv_tokens",), "what is needed is taken"),
+    Foreign(("--dtype", "--quantization"), (), "the file says"),
+    Foreign(("-tp", "--tensor-parallel-size"), (), "a model is on one card as a whole"),
+    Foreign(("--enforce-eager",), ("cuda_graph",), "LLM(graph=GraphOptions(mode='none')) has it"),
+    Foreign(
+        (
+            *("-cb", "--cont-batching", "--cache-reuse", "--slots", "--metrics"),
+            *("--enable-prefix-caching", "--enable-auto-tool-choice"),
+            *("--tool-call-parser", "--reasoning-parser", "--reasoning-format"),
+        ),
+        (),
+        "it is always on: leave it out",
+    ),
+    Foreign(("--slot-save-path",), (), "onegraph does not have it"),
 ]
 
 #: Commands of ollama and what to do here.
@@ -158,7 +180,7 @@ class _Refused(click.Option):
             return
         same = [p for p in ctx.command.params if p.name in self._row.ours]
         instead = f"use {_named(same[0])}" if same else self._row.instead
-        raise click.UsageError(f"{self.opts[0]} is no option here: {instead}", ctx)
+        raise click.UsageError(f"{self.opts[0]} is not an option here: {instead}", ctx)
 
 
 def _named(param: click.Parameter) -> str:

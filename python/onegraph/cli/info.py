@@ -35,7 +35,7 @@ Row = tuple[str, str]
 @click.option(
     "--n-ctx",
     type=int,
-    help="Context in tokens.  [default: what the model has, up to 8192]",
+    help="Context length in tokens.  [default: the model's, at most 8192]",
 )
 @click.option("--max-batch", type=int, default=8, show_default=True, help="Sequences at a time.")
 @click.option(

@@ -64,7 +64,7 @@ class Lines:
             except KeyboardInterrupt:
                 click.echo(f"\n{self._hint}", err=True)
             except UnicodeError as e:
-                click.echo(f"that line is no text and was not sent: {_reason(e)}", err=True)
+                click.echo(f"that line is not text and was not sent: {_reason(e)}", err=True)
 
     def _quoted(self, first: str) -> str | None:
         """Lines up to one that ends with quotes; None where Ctrl-D came first."""

@@ -19,7 +19,7 @@ from onegraph.printable import printable
 @debug_option
 def command(names: bool, as_json: bool) -> None:
     """List the models on this machine: onegraph's own, those of ollama, and those of Hugging Face
-    that were used here, each by the name to run it by. Nothing is fetched.
+    that were used here, each by the name that runs it. Nothing is fetched.
 
     --names lists the names that `onegraph run` and `onegraph pull` fetch a model by, what each
     stands for, and the memory of one conversation of 8,192 tokens.

@@ -117,4 +117,4 @@ def removable(name: str) -> Local:
     else:
         here = ", ".join(model.name for model in ours()) or "none"
         remedy = f"models in {hub.cache_dir()}: {here}"
-    raise FileError(f"onegraph has no {name} of its own; {remedy}")
+    raise FileError(f"onegraph does not keep {name}; {remedy}")

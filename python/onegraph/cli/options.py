@@ -57,13 +57,12 @@ KV_TYPES = get_args(KvType)
 #: Arguments of `onegraph.LLM`: name, type, help.
 MODEL: list[tuple[str, Any, str]] = [
     ("device", str, "cpu, cuda, cuda:1 or auto.  [default: auto]"),
-    ("n_ctx", int, "Tokens a conversation may have.  [default: what the model has, up to 8192]"),
-    ("threads", int, "CPU threads.  [default: as many as the machine runs at once]"),
+    ("n_ctx", int, "Context length in tokens.  [default: the model's, at most 8192]"),
+    ("threads", int, "CPU threads.  [default: all that the machine has]"),
     (
         "kv_type",
         str,
-        "Encoding of keys and values: i16, q8_0, on the CPU f32 too.  "
-        f"[default: {DEFAULT_KV_TYPE}]",
+        f"Type of keys and values: i16, q8_0, and on the CPU f32.  [default: {DEFAULT_KV_TYPE}]",
     ),
 ]
 
@@ -76,29 +75,29 @@ SAMPLING: list[tuple[str, Any, str]] = [
     ),
     ("temperature", float, "Divides the logits; 0 always takes the most probable token."),
     ("top_k", int, "Keep the K most probable tokens; 0 keeps all."),
-    ("top_p", float, "Keep the most probable tokens that have this probability together."),
-    ("min_p", float, "Keep tokens at least this many times as probable as the best."),
-    ("repeat_penalty", float, "Makes tokens that came before less probable; 1 is off."),
-    ("presence_penalty", float, "Subtracted from logits of tokens generated before."),
-    ("frequency_penalty", float, "Subtracted for each time a token was generated."),
-    ("repeat_last_n", int, "Penalties look at the last N tokens; 0: at none, -1: at all."),
+    ("top_p", float, "Keep the most probable tokens whose probabilities add up to this."),
+    ("min_p", float, "Keep tokens that are at least this fraction as probable as the best."),
+    ("repeat_penalty", float, "Makes tokens that occurred before less probable; 1: off."),
+    ("presence_penalty", float, "Subtracted from the logits of tokens that were generated before."),
+    ("frequency_penalty", float, "Subtracted for each time that a token was generated."),
+    ("repeat_last_n", int, "Penalties count the last N tokens; 0: none, -1: all."),
     ("logit_bias", _bias, "Add to the logit of a token id. May be repeated."),
-    ("seed", int, "Makes the same text come again.  [default: drawn, --verbose says it]"),
+    ("seed", int, "The same seed gives the same text.  [default: random; --verbose shows it]"),
     ("stop", str, "End the output before this text. May be repeated."),
     ("stop_token_ids", int, "End the output at this token id. May be repeated."),
     ("logprobs", int, "With --json, log-probabilities of the N best tokens at each step."),
-    ("ignore_eos", bool, "Go on after tokens that end a text."),
+    ("ignore_eos", bool, "Continue past tokens that end a text."),
     (
         "prompt_lookup_num_tokens",
         int,
-        "Draft up to N tokens a step from the text so far: the same text, sooner; 0: none.",
+        "Draft up to N tokens a step from the text so far: the same output, faster; 0: off.",
     ),
-    ("schema", str, "The text is JSON of this JSON schema."),
-    ("regex", str, "The text matches this regular expression as a whole."),
-    ("grammar", str, "The text is of this grammar: Lark or GBNF."),
-    ("choice", str, "The text is one of these. To be repeated."),
-    ("cache_salt", str, "What was read is found again under the same word alone."),
-    ("thinking_token_budget", int, "Close the reasoning of a model that has thought N tokens."),
+    ("schema", str, "Make the output JSON that fits this JSON schema."),
+    ("regex", str, "Make the whole output match this regular expression."),
+    ("grammar", str, "Make the output fit this grammar, in Lark or GBNF."),
+    ("choice", str, "Make the output one of these. May be repeated."),
+    ("cache_salt", str, "Reuse cached prefixes only of requests with the same salt."),
+    ("thinking_token_budget", int, "End the reasoning after N tokens."),
 ]
 
 

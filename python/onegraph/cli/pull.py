@@ -72,8 +72,8 @@ def _model(name: str, meant: str) -> str:
 @click.option(
     "--kv-type", default=_native.DEFAULT_KV_TYPE, show_default=True, help="With --compile."
 )
-@click.option("--verify", is_flag=True, help="Read all of the file, not a sample.")
-@click.option("--update", is_flag=True, help="Take what an hf: reference stands for upstream now.")
+@click.option("--verify", is_flag=True, help="Check the whole file, not a sample.")
+@click.option("--update", is_flag=True, help="Fetch what an hf: reference stands for upstream now.")
 @debug_option
 def command(
     name: str,
@@ -87,16 +87,16 @@ def command(
     """Fetch the model NAME, check it, and print the path of its file.
 
     NAME is smollm2, a name of `onegraph list --names` such as llama3.2 or qwen3.5:4b,
-    hf:user/repo/file.gguf, hf:user/repo:Q4_K_M or hf:user/repo@REVISION:Q4_K_M. What is fetched is
-    held to its hash. A file that is there already is compared by its size and a sample of 1 MiB,
-    with --verify by all of it, and fetched again where it is damaged.
+    hf:user/repo/file.gguf, hf:user/repo:Q4_K_M or hf:user/repo@REVISION:Q4_K_M. Its hash is
+    checked. A file that is here already is checked by its size and a sample of 1 MiB, with --verify
+    as a whole, and fetched again if it is damaged.
 
-    An hf: reference stays with the commit that it first stood for. Where upstream has another file
-    by now, that is said on standard error; --update takes it.
+    An hf: reference stays with the commit that it first stood for. If the file has changed upstream
+    since, standard error says so; --update fetches it.
 
     With --compile, a machine without a GPU fills the kernel cache, the folder `kernels` in
-    $ONEGRAPH_CACHE_DIR: carried to a machine with such a card, it spares the first load there its
-    compiling, and the machine the compiler.
+    $ONEGRAPH_CACHE_DIR. Copied to a machine with such a card, it saves the first load there from
+    compiling, and the machine from needing the compiler.
     """
     if arch is None:
         refuse_given(["n_ctx", "max_batch", "kv_type"], "only with --compile: a file has none")

@@ -17,12 +17,14 @@ from onegraph.printable import printable
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @debug_option
 def command(names: tuple[str, ...], yes: bool) -> None:
-    """Remove models from onegraph's own cache, after asking for each; `onegraph pull` fetches one
-    again. What ollama, Hugging Face or somebody else keeps stays where it is.
+    """Remove models from onegraph's own cache, after asking for each; `onegraph pull` fetches them
+    again. Models that ollama, Hugging Face or others keep are not touched.
     """
     found = [removable(name) for name in dict.fromkeys(names)]
     if not yes and (sys.stdin is None or not sys.stdin.isatty()):
-        raise click.UsageError("nobody is there to be asked: add --yes")
+        raise click.UsageError(
+            "standard input is not a terminal, so nobody can be asked: add --yes"
+        )
     kept = False
     for model in found:
         path = model.path

@@ -57,7 +57,9 @@ from onegraph.streams import Stream
 @sampling_options
 @model_options
 @json_option
-@click.option("--verbose", "-v", is_flag=True, help="Say on standard error how it went, and log.")
+@click.option(
+    "--verbose", "-v", is_flag=True, help="Report speed and timings on standard error, and log."
+)
 @debug_option
 def command(
     model: str,
@@ -74,28 +76,27 @@ def command(
     """Generate text from PROMPT with MODEL; without PROMPT, chat.
 
     MODEL is a name such as smollm2, llama3.2 or qwen3.5:4b (`onegraph list --names` lists them with
-    the memory of each), the path of a .gguf file, hf:user/repo:Q4_K_M or ollama:model:tag. What is
-    not here is fetched.
+    the memory of each), the path of a .gguf file, hf:user/repo:Q4_K_M or ollama:model:tag. A model
+    that is not here is fetched.
 
-    PROMPT is wrapped in the model's chat template where it has one. What is piped in is the PROMPT
-    where there is none or it is '-'; else it goes before PROMPT, with an empty line between, as in
-    `onegraph run MODEL "Sum this up." < report.txt`. In a loop that reads standard input itself,
-    `< /dev/null` leaves it to the loop. Standard output carries the text alone, which ends with a
-    line feed.
+    PROMPT goes through the model's chat template, if it has one. Piped input is the PROMPT if none
+    is given or it is '-'; else it goes before PROMPT, with an empty line between, as in `onegraph
+    run MODEL "Sum this up." < report.txt`. In a loop that reads standard input itself, add
+    `< /dev/null`. Standard output carries only the text, which ends with a line feed.
 
-    Of a model that ollama keeps, the Modelfile's SYSTEM and PARAMETER hold where no option says
-    otherwise; with --raw they do not.
+    For a model in ollama's store, SYSTEM and PARAMETER of its Modelfile apply unless an option says
+    otherwise; --raw ignores them.
 
-    Of each --file the name, a colon and the text between ``` stand before PROMPT, and behind what
-    is piped in.
+    Each --file goes before PROMPT and after piped input, as its name, a colon and its text between
+    ``` fences.
 
-    --tools offers the public functions of a Python file that have a docstring; annotations and
-    docstring are what the model is told. The file is run, and so is each call that the model asks
-    for, with all that you may do: standard error shows calls and results. After 16 answers that
-    call, the model answers without tools.
+    --tools offers the public functions of a Python file that have a docstring; the model is told
+    their annotations and docstrings. The file is run, and so is each call that the model asks for,
+    with your permissions; standard error shows calls and results. After 16 answers with calls the
+    model answers without tools.
 
-    In a chat /help lists its commands. Conversations that /save is given a name for, and the lines
-    that were typed, are kept in $ONEGRAPH_STATE_DIR, else in $XDG_STATE_HOME/onegraph, else in
+    In a chat, /help lists the commands. Conversations saved by /save NAME, and the lines you typed,
+    are kept in $ONEGRAPH_STATE_DIR, else in $XDG_STATE_HOME/onegraph, else in
     ~/.local/state/onegraph.
     """
     for option, value in (("--system", system), ("--tools", tools), ("--think", think)):

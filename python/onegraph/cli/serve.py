@@ -29,10 +29,8 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-\d{5}")
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Serve each .gguf file of this folder too, loaded when it is asked for.",
 )
-@click.option(
-    "--allow-pull", is_flag=True, help="Let requests have models fetched, kept and served."
-)
-@click.option("--alias", multiple=True, help="Another name of the first MODEL. May be repeated.")
+@click.option("--allow-pull", is_flag=True, help="Let requests to /api/pull fetch models.")
+@click.option("--alias", multiple=True, help="Another name for the first MODEL. May be repeated.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
@@ -48,14 +46,14 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-\d{5}")
 @click.option(
     "--share-prefixes",
     is_flag=True,
-    help="Let what was read for one of several keys serve the others, who may then find it out.",
+    help="Share cached prefixes among API keys, whose owners may then find out what others sent.",
 )
 @click.option("--no-auth", is_flag=True, help="Listen beyond this machine without a key.")
 @click.option(
     "--cors-origin",
     multiple=True,
     metavar="ORIGIN",
-    help="Let pages of this origin use the server from a browser. May be repeated; *: all.",
+    help="Let browsers call the server from pages of this origin. May be repeated; *: all.",
 )
 @click.option(
     "--max-batch",
@@ -65,7 +63,7 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-\d{5}")
 @click.option(
     "--kv-tokens",
     type=int,
-    help="Tokens that all sequences of a model may have together.  [default: all they may need]",
+    help="Tokens that all sequences of a model share.  [default: the context of each]",
 )
 @click.option(
     "--max-queue",
@@ -77,14 +75,14 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-\d{5}")
 @click.option(
     "--max-tokens-limit",
     type=click.IntRange(1),
-    help="Most tokens of an answer, whatever is asked for.  [default: what the context holds]",
+    help="Most tokens of an answer, whatever a request asks for.  [default: the context]",
 )
 @click.option(
     "--max-body",
     type=click.IntRange(1),
     default=16 << 20,
     show_default=True,
-    help="Bytes of a request.",
+    help="Largest request, in bytes.",
 )
 @click.option(
     "--timeout",
@@ -98,11 +96,11 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-\d{5}")
     type=click.FloatRange(0),
     default=30.0,
     show_default=True,
-    help="Seconds that requests have to end after SIGTERM.",
+    help="Seconds for running requests to finish after SIGTERM.",
 )
 @click.option("--warmup", is_flag=True, help="On a GPU, compile and capture all before serving.")
 @model_options
-@click.option("--quiet", "-q", is_flag=True, help="Log no requests.")
+@click.option("--quiet", "-q", is_flag=True, help="Do not log requests.")
 @debug_option
 def command(
     models: tuple[str, ...],
@@ -124,13 +122,13 @@ def command(
 ) -> None:
     """Serve models in the dialects of OpenAI, Anthropic and ollama.
 
-    A request names a model as it is named here: smollm2, the name of a file without .gguf, or what
-    stands behind ollama:. The first is meant where it names none.
+    Requests name a model as it is named here: smollm2, the name of a file without .gguf, or what
+    follows ollama:. A request without a name goes to the first model.
 
-    Each request is a line of JSON on standard error, which tells what it took and nothing of what
-    it said. On SIGTERM or Ctrl-C what runs is finished; a second one ends it at once.
+    Each request is logged as a line of JSON on standard error: what it took, never what it said. On
+    SIGTERM or Ctrl-C running requests are finished; a second one stops them at once.
 
-    `onegraph help serving` has the paths, and how programs are told of the server.
+    `onegraph help serving` lists the paths, and says how to point programs at the server.
     """
     try:
         from onegraph.server.app import build

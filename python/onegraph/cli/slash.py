@@ -54,7 +54,7 @@ def obey(session: Session, command: str, text: str) -> None:
     if row is None:
         near = difflib.get_close_matches(command.lower(), COMMANDS, n=1)
         meant = f", did you mean {near[0]}?" if near else ""
-        _say(f"{command} is no command{meant}; /help lists them, / before it sends it as text")
+        _say(f"{command} is not a command{meant}; /help lists them, / before it sends it as text")
         return
     try:
         row.act(session, text)

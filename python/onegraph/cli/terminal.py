@@ -101,6 +101,4 @@ def debug_option(command: Decorated) -> Decorated:
 
 def json_option(command: Decorated) -> Decorated:
     """`--json`, passed as `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")(
-        command
-    )
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)

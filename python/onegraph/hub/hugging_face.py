@@ -69,7 +69,7 @@ def parse(ref: str) -> Reference:
         if all(part.strip(".") for part in parts):
             return Reference(ref, found["repo"], revision, found["file"], found["tag"])
     raise ArgumentError(
-        f"{ref!r} is no reference to a Hugging Face file: write hf:user/repo/file.gguf, or "
+        f"{ref!r} is not a reference to a Hugging Face file: write hf:user/repo/file.gguf, or "
         "hf:user/repo:Q4_K_M for the file of that quantization; @REVISION may follow the "
         "repository, as in hf:user/repo@v1.0:Q4_K_M"
     )

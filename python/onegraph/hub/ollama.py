@@ -126,7 +126,7 @@ def _text(blob: Path, ref: str) -> str:
             f"{ref}: ollama's blob {blob} is missing; run `ollama pull` again to complete it"
         ) from e
     except UnicodeDecodeError as e:
-        raise ModelError(f"{ref}: ollama's blob {blob} is no text: {e}; pull it again") from e
+        raise ModelError(f"{ref}: ollama's blob {blob} is not text: {e}; pull it again") from e
     except OSError as e:
         raise _unreadable(blob, ref, e) from e
 
@@ -142,7 +142,7 @@ def _split(ref: str) -> tuple[str, str, str, str]:
     parts = [namespace, model, tag]
     if front or not _HOST.fullmatch(host) or not all(map(_PART.fullmatch, parts)):
         raise ArgumentError(
-            f"{ref!r} is no name of an ollama model: write ollama:model, ollama:model:tag or "
+            f"{ref!r} is not the name of an ollama model: write ollama:model, ollama:model:tag or "
             "ollama:host/namespace/model:tag, of letters, digits, '-', '_' and '.'"
         )
     return host, namespace, model, tag
@@ -177,11 +177,11 @@ def _manifest(path: Path, ref: str) -> object | None:
         raise _unreadable(path, ref, e) from e
     remedy = "remove the model with `ollama rm` and pull it again"
     if len(raw) > _MANIFEST_LIMIT:
-        raise ModelError(f"{path} is no manifest: it is over {_MANIFEST_LIMIT} bytes; {remedy}")
+        raise ModelError(f"{path} is not a manifest: it is over {_MANIFEST_LIMIT} bytes; {remedy}")
     try:
         parsed: object = json.loads(raw)
     except (ValueError, RecursionError) as e:
-        raise ModelError(f"{path} is no manifest of ollama: {e}; {remedy}") from e
+        raise ModelError(f"{path} is not a manifest of ollama: {e}; {remedy}") from e
     return parsed
 
 

@@ -60,8 +60,8 @@ class Access:
         if self._hosts is not None and _name(host) not in self._hosts:
             raise Refused(
                 403,
-                f"host = {host[:60]!r}: without a key this server is called by "
-                f"{', '.join(sorted(self._hosts))} only; start it with --api-key",
+                f"host = {host[:60]!r}: without a key this server answers only "
+                f"to {', '.join(sorted(self._hosts))}; start it with --api-key",
             )
         page = headers.get(b"origin")
         origin = None if page is None else page.decode("latin-1").lower()
@@ -69,7 +69,7 @@ class Access:
             raise Refused(
                 403,
                 f"origin = {origin[:60]!r}: pages from there may not use this server; "
-                "--cors-origin lets them",
+                "--cors-origin allows them",
             )
         if not self._keys or path_within(scope) in OPEN:
             return
@@ -82,7 +82,7 @@ class Access:
         digest = _digest(_in_utf8(given))
         # All are compared, so that the time says nothing about which came near.
         if not any([hmac.compare_digest(digest, key) for key in self._keys]):
-            raise Refused(401, "the key that was sent is not one of this server's", code="bad_key")
+            raise Refused(401, "the key that was sent is not known here", code="bad_key")
         if self._is_apart:
             scope["onegraph.owner"] = hashlib.sha256(OWNER + digest).hexdigest()
 

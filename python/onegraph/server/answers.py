@@ -281,7 +281,7 @@ class _Output:
             self.result = result = taken.result
             assert result is not None
             if result.finish_reason == "cancelled":
-                raise Refused(503, "the answer was cancelled: the server ends")
+                raise Refused(503, "the answer was cancelled: the server is shutting down")
             frame += b"".join(map(self._writer.event, reading.finish(result)))
         return frame
 

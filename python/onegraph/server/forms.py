@@ -45,7 +45,7 @@ class Form:
         path = fields.path(theirs)
         if self.keywords:
             raise Refused(
-                400, f"{path}: a text has one form, and the request names two", field=path
+                400, f"{path}: an output has one form, and the request names two", field=path
             )
         self.keywords[ours] = value
         self.paths[ours] = path

@@ -59,7 +59,7 @@ def routes(service: Service) -> list[Route]:
     """The endpoints."""
 
     async def me(request: Request) -> JSONResponse:
-        raise Refused(401, "nobody is signed in: there are no accounts here")
+        raise Refused(401, "there are no accounts on this server")
 
     async def version(request: Request) -> JSONResponse:
         return JSONResponse({"version": API_VERSION})

@@ -153,13 +153,13 @@ def usage(results: list[Result], n: int = 1) -> dict[str, Any]:
 def _only_text(fields: Fields) -> None:
     """Refuses what would make another kind of answer."""
     if fields.integer("best_of") not in (None, 1):
-        raise wrong("best_of", fields.get("best_of"), "none is chosen here; send n and choose")
+        raise wrong("best_of", fields.get("best_of"), "is not supported; send n and choose")
     fields.absent("audio", "models here make text")
-    fields.absent("moderation", "nothing is judged here; leave it out")
+    fields.absent("moderation", "there is no moderation here; leave it out")
     if "web_search_options" in fields:
         say_left_out("`web_search_options`", "OpenAI")
     if fields.integer("min_tokens"):
-        raise wrong("min_tokens", fields.get("min_tokens"), "texts end here where they end")
+        raise wrong("min_tokens", fields.get("min_tokens"), "is not supported; leave it out")
     if any(kind != "text" for kind in fields.texts("modalities") or []):
         raise wrong("modalities", fields.get("modalities"), 'only ["text"] is made here')
 
@@ -234,7 +234,9 @@ def _chat(service: Service, fields: Fields) -> Asked:
 
     scores = _scores(fields)
     if writers and scores is not None:
-        raise wrong("stream", True, "what is said of the prompt comes whole: leave `stream` out")
+        raise wrong(
+            "stream", True, "log-probabilities of a prompt are not streamed: leave `stream` out"
+        )
 
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
         found = _document(head, outputs, n, _chat_choice)
@@ -291,7 +293,9 @@ def _completion(service: Service, fields: Fields) -> Asked:
         return _document(head, outputs, n, choice)
 
     if writers and (is_read_only or scores is not None):
-        raise wrong("stream", True, "what is said of the prompt comes whole: leave `stream` out")
+        raise wrong(
+            "stream", True, "log-probabilities of a prompt are not streamed: leave `stream` out"
+        )
     prepare = conversation.prompt(
         given,
         chosen,

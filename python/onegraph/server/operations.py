@@ -139,6 +139,6 @@ def _failed(service: Service) -> JSONResponse | None:
             try:
                 model.llm.stats()
             except Error as e:
-                logger.error("%s answers no more: %s", model.name, e)
+                logger.error("%s has stopped answering: %s", model.name, e)
                 return JSONResponse({"status": "failed", "model": model.name}, 503)
     return None

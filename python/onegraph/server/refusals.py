@@ -73,7 +73,7 @@ def refusal(raised: BaseException, named: dict[str, str] | None = None) -> Refus
     if isinstance(raised, errors.OutOfMemoryError | errors.ClosedError | errors.CancelledError):
         return Refused(503, said, retry_after=1)
     if isinstance(raised, asyncio.CancelledError):
-        return Refused(503, "the server ends before the answer does; ask again", retry_after=1)
+        return Refused(503, "the server is shutting down; send the request again", retry_after=1)
     if isinstance(raised, TimeoutError):
         return Refused(504, "the answer took longer than the server's --timeout allows")
     if isinstance(raised, errors.Error):

@@ -132,11 +132,11 @@ def fields_of(raw: bytes | bytearray, owner: str = "") -> Fields:
     try:
         value: Any = _decoder.decode(raw.decode(json.detect_encoding(raw), "surrogatepass"))
     except RecursionError:
-        raise Refused(400, "the body is not JSON that is taken: it is nested too deeply") from None
+        raise Refused(400, "the body is nested too deeply") from None
     except ValueError as e:  # UnicodeDecodeError is one
         raise Refused(400, f"the body is not JSON: {e}") from None
     if not isinstance(value, dict):
-        raise Refused(400, "the body is JSON, but no object: send {...}")
+        raise Refused(400, "the body is JSON, but not an object: send {...}")
     return Fields(value, owner=owner)
 
 
@@ -159,7 +159,7 @@ _TEXTS = re.compile(rb'"[^"]*"')
 
 
 def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 _decoder = json.JSONDecoder(parse_constant=_no_number)

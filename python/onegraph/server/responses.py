@@ -151,7 +151,7 @@ def _only_text(fields: Fields) -> None:
     fields.absent("previous_response_id", "nothing is stored here; send the whole conversation")
     fields.absent("conversation", "nothing is stored here; send the whole conversation")
     fields.absent("prompt", "nothing is stored here; send `instructions` and `input`")
-    fields.absent("moderation", "nothing is judged here; leave it out")
+    fields.absent("moderation", "there is no moderation here; leave it out")
     fields.absent("background", "nothing is stored here; wait for the answer, or stream it")
 
 

@@ -164,7 +164,7 @@ def _leave(service: Service) -> None:
         each.join(max(0.0, late - time.monotonic()))
     working = [each.name for each in (closing, *left) if each.is_alive()]
     if working:
-        logger.warning("ended while %s worked on", ", ".join(working))
+        logger.warning("ended while %s was still working", ", ".join(working))
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):

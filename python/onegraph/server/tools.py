@@ -79,7 +79,7 @@ def _say(what: str) -> None:
     # What comes of texts of clients has no end.
     if what not in _said and len(_said) < MOST_SAID:
         _said.add(what)
-        logger.warning("%s; this is said once", what)
+        logger.warning("%s; this is logged once", what)
 
 
 def _is_left_out(tool: Fields, kinds: tuple[str, ...], whose: str) -> bool:

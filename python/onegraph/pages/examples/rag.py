@@ -2,7 +2,7 @@
 
     python rag.py "How long is the warranty?" manual.txt terms.txt
     python rag.py "How long is it covered?" manual.txt \\
-        --embedder hf:Qwen/Qwen3-Embedding-0.6B-GGUF:Q8_0
+        --embedder qwen3-embedding:0.6b
 
 Passages are found by BM25, a count of shared words: rare words count more, long passages less. It
 needs no second model, and finds no passage that says the same in other words. A model that was

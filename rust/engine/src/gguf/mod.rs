@@ -89,7 +89,7 @@ fn foreign(data: &[u8]) -> &'static str {
     } else if starts(b"PK") || data.get(8..10) == Some(b"{\"") {
         "this is a PyTorch or safetensors file: convert it to GGUF"
     } else {
-        "this is no GGUF file: check the path"
+        "this is not a GGUF file: check the path"
     }
 }
 
@@ -107,7 +107,7 @@ impl Gguf {
             invalid(
                 "length",
                 format!("{} bytes", data.len()),
-                "this is no GGUF file: fetch it again",
+                "this is not a GGUF file: fetch it again",
             )
         })?;
         if magic != MAGIC {

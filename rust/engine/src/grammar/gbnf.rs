@@ -406,7 +406,7 @@ impl<'a> Reader<'a> {
                 digit.ok_or_else(|| self.wrong(&format!("{digits} digits are expected")))?;
             code = u32::wrapping_shl(code, 4) | digit;
         }
-        char::from_u32(code).ok_or_else(|| self.wrong(&format!("U+{code:04X} is no character")))
+        char::from_u32(code).ok_or_else(|| self.wrong(&format!("U+{code:04X} is not a character")))
     }
 
     fn repeated(&mut self, mut part: Part) -> Result<Part, String> {

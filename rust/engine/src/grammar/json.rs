@@ -16,7 +16,7 @@ const DEEPEST: usize = 120;
 pub fn read(text: &str) -> Result<Value, String> {
     check(text)?;
     let schema: Value = serde_json::from_str(text)
-        .map_err(|e| format!("is no JSON: {e}; give the schema itself, not a file's name"))?;
+        .map_err(|e| format!("is not JSON: {e}; give the schema itself, not a file's name"))?;
     match schema {
         Value::Object(_) | Value::Bool(_) => Ok(schema),
         _ => Err("a JSON schema is an object".into()),

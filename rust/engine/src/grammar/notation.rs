@@ -151,7 +151,8 @@ pub(super) fn value(
         manner,
         (false, alone),
     );
-    let refused = |what: &str| format!("{what} cannot be held; leave it out or say it otherwise");
+    let refused =
+        |what: &str| format!("{what} cannot be held; leave it out or express it differently");
     match found.map_err(|what| refused(&what))? {
         Some(found) => Ok(found),
         None => Err(refused(NOTHING)),

@@ -80,7 +80,7 @@ pub(super) fn said(text: &str) -> String {
         .lines()
         .find_map(|line| line.trim().strip_prefix("error: "));
     if let Some(wrong) = wrong.filter(|_| small.contains("regex parse error")) {
-        return format!("is no regular expression that is taken: {wrong}");
+        return format!("is not a regular expression that can be used: {wrong}");
     }
     let text = text.replace("<non-verbose/>", "");
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
@@ -112,7 +112,7 @@ mod tests {
             ),
             (
                 "invalid regex \"(a\" (in regex): regex parse error:\n    (a\n    ^\nerror: unclosed group",
-                "is no regular expression that is taken: unclosed group",
+                "is not a regular expression that can be used: unclosed group",
             ),
             ("at 1(8): unknown name: \"fuel\"", "unknown name: \"fuel\""),
             ("unknown name: \"a\"\n\n  at 3(4)\n<non-verbose/>", "unknown name: \"a\"; at 3(4)"),

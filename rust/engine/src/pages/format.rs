@@ -216,7 +216,7 @@ fn read_head(
     let mut head = Bytes(head);
     if head.take(MAGIC.len())? != MAGIC {
         return Err(refusal(
-            "it is no saved prefix",
+            "it is not a saved prefix",
             "name a file that save_prefix wrote",
         ));
     }
@@ -327,7 +327,7 @@ pub fn read(path: &Path, identity: &Identity, most_tokens: usize) -> Result<Cont
         true => Ok(stat.len()),
         // A pipe would never end.
         false => Err(refusal(
-            "it is no file",
+            "it is not a file",
             "name a file that save_prefix wrote",
         )),
     };

@@ -195,7 +195,7 @@ impl Literal {
         let ends = c.is_whitespace() || matches!(c, ',' | ':' | ']' | '}');
         if !ends {
             if matches!(c, '{' | '[' | '<' | '"') {
-                return Step::Bad("a word that is no value");
+                return Step::Bad("a word that is not a value");
             }
             self.word.push(c);
             return match self.word.len() > MAX_WORD {
@@ -209,7 +209,7 @@ impl Literal {
             "false" | "False" => json.push_str("false"),
             "null" | "None" => json.push_str("null"),
             number if json::is_number(number) => json.push_str(number),
-            _ => return Step::Bad("a word that is no value"),
+            _ => return Step::Bad("a word that is not a value"),
         }
         let step = self.ended();
         self.before(step, c, json)

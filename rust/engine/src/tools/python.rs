@@ -373,7 +373,7 @@ impl Literal {
     /// What an escape is the number of.
     fn character(&mut self, quotes: Quotes, number: u32) -> Step {
         let Some(c) = char::from_u32(number) else {
-            return Step::Bad("an escape that is no character");
+            return Step::Bad("an escape that is not a character");
         };
         json::escape(c, &mut self.held);
         self.go(State::Text(quotes))
@@ -384,7 +384,7 @@ impl Literal {
             return match self.word.as_str() {
                 "r" | "R" => self.quote(c, true),
                 "u" | "U" => self.quote(c, false),
-                _ => Step::Bad("a text of this kind is no value"),
+                _ => Step::Bad("a text of this kind is not a value"),
             };
         }
         let exponent = matches!(c, '+' | '-')
@@ -411,7 +411,7 @@ impl Literal {
             "None" | "null" => self.held.push_str("null"),
             word => {
                 let Some(found) = number(word).filter(|number| json::is_number(number)) else {
-                    return Step::Bad("a word that is no value");
+                    return Step::Bad("a word that is not a value");
                 };
                 // Python has no negative zero among its integers.
                 if sign && found != "0" {

@@ -52,7 +52,7 @@ impl Tools {
             reason,
         };
         let list: Vec<Value> =
-            serde_json::from_str(json).map_err(|e| bad(json, format!("is no list: {e}")))?;
+            serde_json::from_str(json).map_err(|e| bad(json, format!("is not a list: {e}")))?;
         let mut tools: Vec<Tool> = Vec::with_capacity(list.len());
         for tool in &list {
             let function = tool.get("function").unwrap_or(&Value::Null);

@@ -149,7 +149,7 @@ const CASES: &[(&str, bool, &str, &str)] = &[
         "<|channel>thought\nhm\n<channel|>Sure.<|tool_call>call:f{n:-2,s:<|\"|>a \"b\" {<\\<|\"|>,l:[1,true,None,{<|\"|>k<|\"|>:<|\"|><|\"|>}],o:{}}<tool_call|><|tool_call>call:g{}<tool_call|>",
         "~hm~Sure.f({\"n\": -2, \"s\": \"a \\\"b\\\" {<\\\\\", \"l\": [1, true, null, {\"k\": \"\"}], \"o\": {}})g({})",
     ),
-    ("gemma4", false, "<|tool_call>call:f{n:two}<tool_call|>.", "f({\"n\":  !f: \"<|tool_call>call:f{n:two}<tool_call|>\": a word that is no value."),
+    ("gemma4", false, "<|tool_call>call:f{n:two}<tool_call|>.", "f({\"n\":  !f: \"<|tool_call>call:f{n:two}<tool_call|>\": a word that is not a value."),
     (
         "gemma4",
         true,
@@ -185,7 +185,7 @@ const CASES: &[(&str, bool, &str, &str)] = &[
     ("lfm", false, "<|tool_call_start|>f(s=\"\\u00e9\\n\\x41\\q\")<|tool_call_end|>", "f({\"s\": \"é\\nA\\\\q\"})"),
     ("lfm", false, "<|tool_call_start|>[{\"name\": \"f\", \"arguments\": {\"n\": 1}}]<|tool_call_end|>", "f({\"n\": 1})"),
     ("lfm", false, "<|tool_call_start|>[f(1)]<|tool_call_end|>!", "f({ !f: \"<|tool_call_start|>[f(1)]<|tool_call_end|>\": an argument must be given by its name!"),
-    ("lfm", false, "<|tool_call_start|>[f(s='it's')]<|tool_call_end|>", "f({\"s\": \"it !f: \"<|tool_call_start|>[f(s='it's')]<|tool_call_end|>\": a text of this kind is no value"),
+    ("lfm", false, "<|tool_call_start|>[f(s='it's')]<|tool_call_end|>", "f({\"s\": \"it !f: \"<|tool_call_start|>[f(s='it's')]<|tool_call_end|>\": a text of this kind is not a value"),
     ("lfm", false, "<|tool_call_start|>[f(n=1), g(n=1, n=2)]<|tool_call_end|>", "f({\"n\": 1})g({\"n\": 1 !g: \", g(n=1, n=2)]<|tool_call_end|>\": an argument that is given twice"),
     ("lfm", false, "<|tool_call_start|>[f(n=1), n=2)]<|tool_call_end|>", "f({\"n\": 1} !f: \"<|tool_call_start|>[f(n=1), n=2)]<|tool_call_end|>\": the name of a call must be a word"),
     ("lfm", false, "<|tool_call_start|>nothing, really", "<|tool_call_start|>nothing, really"),
@@ -297,7 +297,7 @@ fn ids_depend_on_the_seed_and_the_number_alone() {
 #[test]
 fn tools_that_are_none_are_refused() {
     let refused = |json: &str| Tools::from_json(json).unwrap_err().to_string();
-    assert!(refused("{}").contains("tools = {}: is no list"));
+    assert!(refused("{}").contains("tools = {}: is not a list"));
     assert!(refused("[{\"type\": \"function\"}]").contains("must have a \"function\""));
     assert!(refused("[{\"function\": {\"name\": \"a b\"}}]").contains("one word"));
     let twice = "[{\"function\": {\"name\": \"a\"}}, {\"function\": {\"name\": \"a\"}}]";

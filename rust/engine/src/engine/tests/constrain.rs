@@ -118,7 +118,7 @@ fn a_constraint_that_is_none_is_refused_before_it_waits() {
     for (constraint, expected) in [
         (
             Constraint::Schema("{".into()),
-            "schema = {: is no JSON: EOF",
+            "schema = {: is not JSON: EOF",
         ),
         (
             Constraint::Schema("3".into()),

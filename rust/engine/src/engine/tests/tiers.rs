@@ -590,12 +590,12 @@ fn a_file_that_does_not_fit_says_what_does_not() {
     );
     assert!(text.contains("its head says"), "{text}");
     let directory = format::read(&folder.0, &ours, 100).unwrap_err();
-    assert_eq!(directory.reason, "it is no file");
+    assert_eq!(directory.reason, "it is not a file");
     let missing = format::read(&folder.0.join("none"), &ours, 100).unwrap_err();
     assert!(missing.reason.contains("No such file"), "{missing:?}");
     let other = folder.write("other", &[b'x'; 500]);
     let other = format::read(&other, &ours, 100).unwrap_err();
-    assert_eq!(other.reason, "it is no saved prefix");
+    assert_eq!(other.reason, "it is not a saved prefix");
 }
 
 #[test]
