@@ -264,8 +264,11 @@ class Shape:
             ("ssm_conv1d.weight", (self.delta["conv"], channels)),
             ("ssm_dt.bias", (v_heads,)),
             ("ssm_a", (v_heads,)),
-            ("ssm_beta.weight", (self.n_embd, v_heads)),
-            ("ssm_alpha.weight", (self.n_embd, v_heads)),
+            *(
+                [("ssm_ba.weight", (self.n_embd, 2 * v_heads))]
+                if self.arch == "qwen3next"
+                else [(f"ssm_{x}.weight", (self.n_embd, v_heads)) for x in ("beta", "alpha")]
+            ),
             ("ssm_norm.weight", (d,)),
             ("ssm_out.weight", (v_heads * d, self.n_embd)),
         ]

@@ -93,6 +93,7 @@ SHAPES = (
     "tiny-qwen3",
     "tiny-qwen35",
     "tiny-qwen35moe",
+    "tiny-qwen3next",
     "tiny-gpt-oss",
     "tiny-gemma3",
     "tiny-gemma4",
@@ -123,6 +124,8 @@ CASES = [
     ("tiny-llama", {"kv_type": "q8_0"}),
     ("tiny-qwen35", {}),
     ("tiny-qwen35moe", {}),
+    # Its heads of values are in groups.
+    ("tiny-qwen3next", {}),
     ("tiny-gpt-oss", {}),
     ("tiny-qwen2", {}),
     ("tiny-qwen3", {"graph": {"mode": "none"}, "kv_type": "q8_0"}),

@@ -64,6 +64,7 @@ class DeltaNet:
     n_head: int
     n_head_k: int
     head_dim: int
+    grouped: bool = False
 
     @property
     def gates(self) -> dict[str, Floats]:
@@ -86,6 +87,7 @@ class DeltaNet:
             out=plan.buffer("out", self.n_head * self.head_dim),
             n_head=self.n_head,
             n_head_k=self.n_head_k,
+            grouped=self.grouped,
             head_dim=self.head_dim,
             eps=1e-6,
         )
@@ -103,7 +105,8 @@ class DeltaNet:
         qkv = wide["qkv"].reshape(len(wide["qkv"]), -1, self.head_dim)
         q, k, v = np.split(qkv, [self.n_head_k, 2 * self.n_head_k], axis=1)
         gates = {name: values.astype(np.float64) for name, values in self.gates.items()}
-        out = delta_rule(q, k, v, wide["alpha"], wide["beta"], gates["a"], gates["dt"], 1e-6)
+        fields = (wide["alpha"], wide["beta"], gates["a"], gates["dt"], 1e-6)
+        out = delta_rule(q, k, v, *fields, grouped=self.grouped)
         return out.reshape(len(out), -1)
 
 
@@ -154,6 +157,9 @@ OPS: list[Op] = [
     ConvolvedRule(DeltaNet(1, 1, 160), 3),
     ConvolvedRule(DeltaNet(3, 2, 32), 4),
     ConvolvedRule(DeltaNet(2, 3, 64), 4),
+    # Heads of values that share one of keys are neighbours.
+    DeltaNet(6, 2, 16, grouped=True),
+    ConvolvedRule(DeltaNet(6, 3, 32, grouped=True), 3),
     ConvolvedRule(DeltaNet(4, 2, 64), 4),
 ]
 over_ops = pytest.mark.parametrize("op", OPS, ids=str)

@@ -24,10 +24,20 @@ def causal_convolution(x: Array, weight: Array) -> Array:
 
 
 def delta_rule(
-    q: Array, k: Array, v: Array, alpha: Array, beta: Array, a: Array, dt: Array, eps: float
+    q: Array,
+    k: Array,
+    v: Array,
+    alpha: Array,
+    beta: Array,
+    a: Array,
+    dt: Array,
+    eps: float,
+    *,
+    grouped: bool = False,
 ) -> Array:
     """The outputs [tokens, heads, d] of queries and keys [tokens, key heads, d] and values
-    [tokens, heads, d]; head h of the values goes with head h % key heads."""
+    [tokens, heads, d]; head h of the values goes with head h % key heads, or where they are
+    `grouped` with head h * key heads // heads."""
     n, heads, d = v.shape
     q = q / np.sqrt((q * q).sum(axis=-1, keepdims=True) + eps) / np.sqrt(d)
     k = k / np.sqrt((k * k).sum(axis=-1, keepdims=True) + eps)
@@ -35,7 +45,7 @@ def delta_rule(
     taken = logistic(beta)
     state = np.zeros((heads, d, d))
     out = np.empty_like(v)
-    of_keys = np.arange(heads) % q.shape[1]
+    of_keys = np.arange(heads) * q.shape[1] // heads if grouped else np.arange(heads) % q.shape[1]
     for t in range(n):
         q_t, k_t = q[t, of_keys], k[t, of_keys]
         state = state * stays[t, :, None, None]

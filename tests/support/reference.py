@@ -9,7 +9,7 @@ engine's float32 is measured against.
     mean_kl(logits, other)              # mean over rows of KL(reference || other), in nats
 
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
-qwen35, qwen35moe, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3,
+qwen35, qwen35moe, qwen3next, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3,
 muse-glimmer, olmo2, smollm3, ernie4_5.
 """
 
@@ -32,7 +32,7 @@ Array = NDArray[np.float64]
 #: Architectures whose RoPE rotates neighbours (2i, 2i+1); the others rotate (i, i + d/2).
 INTERLEAVED = {"llama", "granite", "mistral3", "muse-glimmer", "smollm3", "ernie4_5"}
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
-NEOX |= {"olmo2"} | (LFM2 := {"lfm2", "lfm2moe"})
+NEOX |= {"olmo2", "qwen3next"} | (LFM2 := {"lfm2", "lfm2moe"})
 
 Rope = tuple[Array, float]
 
@@ -142,7 +142,7 @@ class Reference:
                 delta = self.norm(delta, f"blk.{layer}.post_attention_norm", behind)
             x = x + residual * delta
             # What is called so in these stands before the feed-forward.
-            named_after = self.arch in ("qwen35", "qwen35moe", "gpt-oss")
+            named_after = self.arch in ("qwen35", "qwen35moe", "qwen3next", "gpt-oss")
             norm = "post_attention_norm" if named_after else "ffn_norm"
             delta = self._feed_forward(layer, self._norm_before(x, f"blk.{layer}.{norm}"))
             if self.arch in ("gemma3", "muse-glimmer", "olmo2"):
@@ -252,15 +252,24 @@ class Reference:
         )
         qkv = qkv * logistic(qkv)
         q, k, v = np.split(qkv.reshape(n, -1, d), [key_heads, 2 * key_heads], axis=1)
+        # Qwen3-Next (https://huggingface.co/docs/transformers/model_doc/qwen3_next) has the heads
+        # of values in groups, one a head of keys, and the betas of a group before its alphas.
+        grouped = self.arch == "qwen3next"
+        if grouped:
+            both = self.linear(x, f"blk.{layer}.ssm_ba").reshape(n, key_heads, 2, -1)
+            beta, alpha = both[:, :, 0].reshape(n, heads), both[:, :, 1].reshape(n, heads)
+        else:
+            alpha, beta = (self.linear(x, f"blk.{layer}.ssm_{name}") for name in ("alpha", "beta"))
         out = delta_rule(
             q,
             k,
             v,
-            self.linear(x, f"blk.{layer}.ssm_alpha"),
-            self.linear(x, f"blk.{layer}.ssm_beta"),
+            alpha,
+            beta,
             vector("ssm_a"),
             vector("ssm_dt.bias"),
             self.eps,
+            grouped=grouped,
         )
         z = self.linear(x, f"blk.{layer}.attn_gate").reshape(n, heads, d)
         out = self.norm(out, f"blk.{layer}.ssm_norm") * (z * logistic(z))
@@ -313,7 +322,8 @@ class Reference:
         return order[:, :k]
 
     def _shared_expert(self, layer: int, x: Array) -> Array | float:
-        """Of qwen35moe: one that every row goes to, times the logistic function of one number."""
+        """Of qwen35moe and qwen3next: one that every row goes to, times the logistic function of
+        one number."""
         row = self.weight(f"blk.{layer}.ffn_gate_inp_shexp.weight")
         if row is None:
             return 0.0

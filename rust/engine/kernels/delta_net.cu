@@ -7,7 +7,7 @@
 // its own: each block finds out those that it has. What the convolution keeps of values is the block's to
 // bring up to date, of queries and keys that of the block that has read them last.
 //
-// variant.cuh: N_HEAD, N_HEAD_K, HEAD_DIM, COLUMNS, ROOT (1 / sqrt(HEAD_DIM)), CONVOLVES, TAPS.
+// variant.cuh: N_HEAD, N_HEAD_K, GROUPED, HEAD_DIM, COLUMNS, ROOT (1 / sqrt(HEAD_DIM)), CONVOLVES, TAPS.
 #include "kv.cuh"
 #include "math.cuh"
 #include "norm.cuh"
@@ -122,7 +122,8 @@ KERNEL_BOUNDS(delta_net, Params, WARPS * 32, 1) {
     SHARED float directions[2][2][HEAD_DIM];
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t chain = lane / 8;
-    const uint32_t head = blockIdx.x / PARTS, key = head % N_HEAD_K;
+    const uint32_t head = blockIdx.x / PARTS;
+    const uint32_t key = GROUPED ? head / (N_HEAD / N_HEAD_K) : head % N_HEAD_K;
     const uint32_t column = blockIdx.x % PARTS * COLUMNS + warp * 8 + lane % 8;
     const float a = p.a[head], dt = p.dt[head];
     // Of queries, of keys, a warp each; and of values, which all lanes of a column have.

@@ -9,6 +9,8 @@ use crate::plan::{BufferId, Op, RopeStyle};
 /// What mixes the tokens of a sequence, layer by layer.
 pub struct Mixer<'a> {
     delta: &'a DeltaConfig,
+    /// Whether heads of values that share one of keys are neighbours.
+    grouped: bool,
     /// Angles of the layers that attend.
     table: usize,
 }
@@ -18,7 +20,7 @@ impl<'a> Mixer<'a> {
     ///
     /// # Errors
     /// [`Error::Metadata`] where it does not say.
-    pub fn new(b: &mut Builder<'a>) -> Result<Self> {
+    pub fn new(b: &mut Builder<'a>, grouped: bool) -> Result<Self> {
         let c: &Config = b.config;
         let delta = c.delta.as_ref().ok_or_else(|| Error::Metadata {
             key: format!("{}.ssm.conv_kernel", c.arch),
@@ -27,7 +29,11 @@ impl<'a> Mixer<'a> {
         })?;
         // Positions of text are the same in every section of the rotation.
         let table = b.rope_table(c.rope_dim, c.rope_base, &c.rope_scaling)?;
-        Ok(Self { delta, table })
+        Ok(Self {
+            delta,
+            grouped,
+            table,
+        })
     }
 
     /// Adds to `x` what its layer makes of it, by the rule or by attention.
@@ -86,8 +92,23 @@ impl<'a> Mixer<'a> {
         let norm = Some(b.norm(&format!("blk.{layer}.attn_norm.weight"), n_embd)?);
         b.product(x, norm, layer, "attn_qkv", &[n_embd, channels], mixed)?;
         b.product(x, norm, layer, "attn_gate", &[n_embd, n_v], z)?;
-        b.product(x, norm, layer, "ssm_alpha", &[n_embd, n_head_v], alpha)?;
-        b.product(x, norm, layer, "ssm_beta", &[n_embd, n_head_v], beta)?;
+        if self.grouped {
+            // Of each head of keys the betas of its heads of values, then the alphas.
+            let (both, share) = (b.buffer("beta_alpha", 2 * n_head_v), n_head_v / n_head_k);
+            b.product(x, norm, layer, "ssm_ba", &[n_embd, 2 * n_head_v], both)?;
+            for (out, first) in [(beta, 0), (alpha, share)] {
+                b.push(Op::Slice {
+                    x: both,
+                    out,
+                    n: n_head_k,
+                    first,
+                    of: 2 * share,
+                });
+            }
+        } else {
+            b.product(x, norm, layer, "ssm_alpha", &[n_embd, n_head_v], alpha)?;
+            b.product(x, norm, layer, "ssm_beta", &[n_embd, n_head_v], beta)?;
+        }
         let weight = b.table(&format!("blk.{layer}.ssm_conv1d.weight"), &[taps, channels])?;
         let state = b.state(&format!("conv[{layer}]"), (taps - 1) * channels);
         b.push(Op::ShortConv {
@@ -111,6 +132,7 @@ impl<'a> Mixer<'a> {
             out: heads,
             n_head: n_head_v,
             n_head_k,
+            grouped: self.grouped,
             head_dim,
             eps: c.rms_eps,
         });

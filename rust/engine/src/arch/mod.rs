@@ -23,6 +23,7 @@ mod qwen3;
 mod qwen35;
 mod qwen35moe;
 mod qwen3moe;
+mod qwen3next;
 mod smollm3;
 
 const _: () = assert!(config::MOST_EXPERTS <= signature::MOST_EXPERTS);
@@ -75,6 +76,12 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "qwen35moe",
         experts: true,
         plan: qwen35moe::plan,
+    },
+    // Qwen3-Coder-Next calls itself so too.
+    Architecture {
+        name: "qwen3next",
+        experts: true,
+        plan: qwen3next::plan,
     },
     Architecture {
         name: "gemma3",

@@ -9,7 +9,7 @@ use crate::plan::Plan;
 
 pub fn plan(config: &Config) -> Result<Plan> {
     let mut b = Builder::new(config);
-    let mixer = Mixer::new(&mut b)?;
+    let mixer = Mixer::new(&mut b, false)?;
     let x = b.embed(1.0)?;
     for layer in 0..config.n_layer {
         mixer.add(&mut b, layer, x)?;

@@ -8,6 +8,11 @@ use crate::error::Result;
 use crate::plan::{Gating, Op, Plan};
 
 pub fn plan(config: &Config) -> Result<Plan> {
+    layers(config, false)
+}
+
+/// The same where heads of values that share one of keys may be neighbours.
+pub fn layers(config: &Config, grouped: bool) -> Result<Plan> {
     let mut b = Builder::new(config);
     let router = Router {
         norm: "post_attention_norm",
@@ -16,7 +21,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
         gating: Gating::Softmax,
         renormalize: true,
     };
-    let mixer = Mixer::new(&mut b)?;
+    let mixer = Mixer::new(&mut b, grouped)?;
     let x = b.embed(1.0)?;
     for layer in 0..config.n_layer {
         mixer.add(&mut b, layer, x)?;

@@ -275,8 +275,8 @@ pub enum Op {
         taps: usize,
     },
     /// The gated delta rule (<https://arxiv.org/abs/2412.06464>), for each of `n_head` heads `h` of
-    /// values, which take the head `h % n_head_k` of queries and keys; all are of `d` numbers, `d` the
-    /// width of `out` by `n_head`. `qkv[r]` has the heads of `q`, then those of `k`, then those of `v`.
+    /// values, which take the head `h % n_head_k` of queries and keys, or where they are `grouped`, the
+    /// head `h / (n_head / n_head_k)`; all are of `d` numbers, `d` the width of `out` by `n_head`. `qkv[r]` has the heads of `q`, then those of `k`, then those of `v`.
     /// Its state is a matrix `S[i][c]` a head, `[n_head][d][d]`; see [`Op::ShortConv`] for whose.
     ///
     /// 1. *Directions*: `f = 1 / sqrt(sum + eps)` of q and of k, the sum of the squares as in
@@ -299,6 +299,8 @@ pub enum Op {
         out: BufferId,
         n_head: usize,
         n_head_k: usize,
+        /// Whether those of values that share one of keys are neighbours.
+        grouped: bool,
         head_dim: usize,
         eps: f32,
     },
@@ -542,12 +544,15 @@ impl Op {
                 out,
                 n_head,
                 n_head_k,
+                grouped,
                 head_dim,
                 eps,
             } => {
-                // Without heads of keys there are none to take: no buffer is as wide.
+                // Without heads of keys there are none to take, and groups are of one size: else no buffer
+                // is as wide.
                 let heads = match n_head_k {
                     0 => usize::MAX,
+                    n if grouped && !n_head.is_multiple_of(n) => usize::MAX,
                     n => n.saturating_mul(2).saturating_add(n_head),
                 };
                 let per_head = |id| read(id).wide(Width::Of(n_head));

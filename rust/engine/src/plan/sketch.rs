@@ -273,6 +273,7 @@ pub fn delta_net(qkv: BufferId, out: BufferId) -> Op {
         out,
         n_head: 2,
         n_head_k: 1,
+        grouped: false,
         head_dim: 16,
         eps: EPS,
     }

@@ -634,3 +634,34 @@ fn products_have_the_scales_that_the_file_has() {
         says(&message(load(&w.bytes()), Kind::Model), &[name]);
     }
 }
+
+#[test]
+fn qwen3_next_has_its_heads_of_values_in_groups() {
+    let grouped = |w: &Writer| -> onegraph::Result<Option<bool>> {
+        let plan = arch::plan(&config(w)?)?;
+        Ok(plan.ops.iter().find_map(|op| match op {
+            Op::DeltaNet { grouped, .. } => Some(*grouped),
+            _ => None,
+        }))
+    };
+    let mut w = tiny("qwen3next");
+    assert_eq!(grouped(&w), Ok(Some(true)));
+    assert_eq!(grouped(&tiny("qwen35moe")), Ok(Some(false)));
+    // What early converters wrote is another order of the same numbers.
+    w.tensors.retain(|t| {
+        !matches!(
+            t.name.as_str(),
+            "blk.0.attn_qkv.weight" | "blk.0.attn_gate.weight"
+        )
+    });
+    w.tensor("blk.0.ssm_in.weight", &[8, 96], 1);
+    let text = message(load(&w.bytes()), Kind::Model);
+    says(
+        &text,
+        &[
+            "blk.0.ssm_in.weight",
+            "early converter",
+            "fetch the model again",
+        ],
+    );
+}

@@ -183,8 +183,9 @@ pub fn tiny(arch: &str) -> Writer {
     ] {
         w.set(&format!("{arch}.{key}"), Value::U32(n));
     }
-    let has_delta = arch.starts_with("qwen35");
-    let has_experts = arch.ends_with("moe") || arch == "gpt-oss";
+    let has_delta = arch.starts_with("qwen35") || arch == "qwen3next";
+    let has_shared = matches!(arch, "qwen35moe" | "qwen3next");
+    let has_experts = arch.ends_with("moe") || arch == "gpt-oss" || has_shared;
     if has_experts {
         for (key, n) in [("count", 3), ("used_count", 2), ("feed_forward_length", 6)] {
             w.set(&format!("{arch}.expert_{key}"), Value::U32(n));
@@ -193,9 +194,9 @@ pub fn tiny(arch: &str) -> Writer {
     let eps = format!("{arch}.attention.layer_norm_rms_epsilon");
     w.set(&eps, Value::F32(1e-5));
     w.set(&format!("{arch}.rope.freq_base"), Value::F32(10_000.0));
-    if arch == "qwen35moe" {
-        let key = "qwen35moe.expert_shared_feed_forward_length";
-        w.set(key, Value::U32(10));
+    if has_shared {
+        let key = format!("{arch}.expert_shared_feed_forward_length");
+        w.set(&key, Value::U32(10));
     }
     if arch == "gemma3" {
         w.set("gemma3.attention.sliding_window", Value::U32(4));
@@ -267,8 +268,12 @@ pub fn tiny(arch: &str) -> Writer {
             t("attn_qkv", &[8, 64], F16);
             t("attn_gate", &[8, 32], F16);
             t("ssm_conv1d", &[3, 64], F32);
-            t("ssm_alpha", &[8, 2], F16);
-            t("ssm_beta", &[8, 2], F16);
+            if arch == "qwen3next" {
+                t("ssm_ba", &[8, 4], F16);
+            } else {
+                t("ssm_alpha", &[8, 2], F16);
+                t("ssm_beta", &[8, 2], F16);
+            }
             t("ssm_norm", &[16], F32);
             t("ssm_out", &[32, 8], F16);
         } else if convolves && layer == 0 {
@@ -301,7 +306,7 @@ pub fn tiny(arch: &str) -> Writer {
             t("ffn_gate_exps", &[8, 6, 3], F16);
             t("ffn_up_exps", &[8, 6, 3], F16);
             t("ffn_down_exps", &[6, 8, 3], F16);
-            if arch == "qwen35moe" {
+            if has_shared {
                 t("ffn_gate_inp_shexp", &[8], F32);
                 t("ffn_gate_shexp", &[8, 10], F16);
                 t("ffn_up_shexp", &[8, 10], F16);

@@ -188,7 +188,7 @@ fn norms_of_rows_are_part_of_the_products() {
             }
         }
         let (attn, ffn) = match arch.name {
-            "gpt-oss" | "qwen35" | "qwen35moe" => {
+            "gpt-oss" | "qwen35" | "qwen35moe" | "qwen3next" => {
                 (Some("attn_norm.weight"), Some("post_attention_norm.weight"))
             }
             // Norms stand behind its blocks alone.
@@ -206,7 +206,7 @@ fn norms_of_rows_are_part_of_the_products() {
             (ffn, "ffn_up_exps.weight"),
             (None, "ffn_down_exps.weight"),
         ];
-        let is_shared = arch.name == "qwen35moe";
+        let is_shared = matches!(arch.name, "qwen35moe" | "qwen3next");
         let shared: &[_] = &[
             (ffn, "ffn_gate_shexp.weight"),
             (ffn, "ffn_up_shexp.weight"),
@@ -246,7 +246,7 @@ fn norms_of_rows_are_part_of_the_products() {
         assert!(alone.ends_with(&others), "{alone:?}");
         // The other layer of a delta rule has one norm, of what that gives; one of a convolution none.
         let first = match arch.name {
-            "qwen35" | "qwen35moe" => 1,
+            "qwen35" | "qwen35moe" | "qwen3next" => 1,
             _ if convolves => 0,
             _ => others.len(),
         };

@@ -128,6 +128,7 @@ impl Layer {
                     out,
                     n_head,
                     n_head_k,
+                    grouped: false,
                     head_dim,
                     eps: 1e-6,
                 },

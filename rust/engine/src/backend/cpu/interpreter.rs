@@ -422,6 +422,7 @@ impl Interpreter {
                 out,
                 n_head,
                 n_head_k,
+                grouped,
                 head_dim,
                 eps,
             } => {
@@ -434,6 +435,7 @@ impl Interpreter {
                     dt: vector(&self.plan, &self.vectors, *dt)?,
                     n_head: *n_head,
                     n_head_k: *n_head_k,
+                    grouped: *grouped,
                     head_dim: *head_dim,
                     eps: *eps,
                 };

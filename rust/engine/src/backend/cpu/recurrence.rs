@@ -262,6 +262,7 @@ pub struct DeltaNet<'a> {
     pub dt: &'a [f32],
     pub n_head: usize,
     pub n_head_k: usize,
+    pub grouped: bool,
     pub head_dim: usize,
     pub eps: f32,
 }
@@ -381,7 +382,10 @@ impl Task for Head<'_, '_> {
             out,
         } = self;
         let dim = op.head_dim;
-        let key = head % op.n_head_k;
+        let key = match op.grouped {
+            true => head / (op.n_head / op.n_head_k),
+            false => head % op.n_head_k,
+        };
         let scale = (1.0 / (dim as f64).sqrt()) as f32;
         let mut q = [0.0; MOST_HEAD_DIM];
         let mut k = [0.0; MOST_HEAD_DIM];

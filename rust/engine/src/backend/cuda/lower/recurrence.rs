@@ -64,8 +64,8 @@ constants! {
 
     /// delta_net.cu
     struct DeltaNetVariant in DELTA_NET {
-        n_head: uint32_t, n_head_k: uint32_t, head_dim: uint32_t, columns: uint32_t, taps: uint32_t,
-        convolves: bool, root: float,
+        n_head: uint32_t, n_head_k: uint32_t, grouped: bool, head_dim: uint32_t, columns: uint32_t,
+        taps: uint32_t, convolves: bool, root: float,
     }
 }
 
@@ -193,6 +193,7 @@ fn delta_net(l: &Lowering, conv: Option<&Op>, op: &Op, pass: &Pass) -> Result<Sp
         out,
         n_head,
         n_head_k,
+        grouped,
         head_dim,
         eps,
     } = *op
@@ -236,6 +237,7 @@ fn delta_net(l: &Lowering, conv: Option<&Op>, op: &Op, pass: &Pass) -> Result<Sp
     let variant = DeltaNetVariant {
         n_head,
         n_head_k,
+        grouped,
         head_dim,
         columns,
         taps: conv.as_ref().map_or(1, |conv| conv.taps),
