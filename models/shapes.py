@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-PATHS = [Path(__file__).with_name(name) for name in ("shapes.toml", "small_shapes.toml")]
+FILES = ("shapes.toml", "small_shapes.toml", "odd_shapes.toml")
+PATHS = [Path(__file__).with_name(name) for name in FILES]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One table of `shapes.toml` or `small_shapes.toml`; see there."""
+    """One table of `shapes.toml`, `small_shapes.toml` or `odd_shapes.toml`; see there."""
 
     name: str
     arch: str
