@@ -163,7 +163,7 @@ class Shape:
                     widths = (q, kv) if self.qk_norm_whole else (self.head_dim, self.head_dim)
                     names = ("attn_q_norm.weight", "attn_k_norm.weight")
                     block += [(name, (n,)) for name, n in zip(names, widths, strict=True)]
-            named_after = self.delta or self.sinks
+            named_after = self.delta or self.sinks or self.arch == "seed_oss"
             before_ffn = "post_attention_norm.weight" if named_after else "ffn_norm.weight"
             if self.pre_norms:
                 block += [(before_ffn, (self.n_embd,))]

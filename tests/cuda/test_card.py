@@ -107,6 +107,7 @@ SHAPES = (
     "tiny-muse-glimmer",
     "tiny-olmo2",
     "tiny-smollm3",
+    "tiny-seed-oss",
 )
 
 
@@ -147,6 +148,7 @@ CASES = [
     ("tiny-olmo2", {"kv_type": "i16"}),
     # Its last layer is not rotated.
     ("tiny-smollm3", {"kv_type": "i16"}),
+    ("tiny-seed-oss", {"kv_type": "i16"}),
 ]
 
 

@@ -26,6 +26,7 @@ LLAMA3 = (
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 QWEN35 = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"\s\p{L}\p{N}", r"\s\p{L}\p{M}\p{N}")
+SEED_CODER = QWEN2.replace(r"\p{N}]+[\r\n]*", r"\p{N}]+")
 _FRONT, _BEHIND = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_FRONT}*{_BEHIND}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -58,6 +59,7 @@ STEPS: dict[str, list[Any]] = {
     "dbrx": [_cut(LLAMA3), _BYTES],
     "qwen2": [_cut(QWEN2), _BYTES],
     "qwen35": [_cut(QWEN35), _BYTES],
+    "seed-coder": [_cut(SEED_CODER), _BYTES],
     "gpt-4o": [_cut(GPT4O), _BYTES],
     "tekken": [_cut(TEKKEN), _BYTES],
     "deepseek-llm": [

@@ -10,7 +10,7 @@ engine's float32 is measured against.
 
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
 qwen35, qwen35moe, qwen3next, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3,
-muse-glimmer, olmo2, smollm3, ernie4_5.
+muse-glimmer, olmo2, smollm3, ernie4_5, seed_oss.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ Array = NDArray[np.float64]
 #: Architectures whose RoPE rotates neighbours (2i, 2i+1); the others rotate (i, i + d/2).
 INTERLEAVED = {"llama", "granite", "mistral3", "muse-glimmer", "smollm3", "ernie4_5"}
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
-NEOX |= {"olmo2", "qwen3next"} | (LFM2 := {"lfm2", "lfm2moe"})
+NEOX |= {"olmo2", "qwen3next", "seed_oss"} | (LFM2 := {"lfm2", "lfm2moe"})
+
+#: Architectures whose norm before the feed-forward is called after attention.
+NAMED_AFTER = {"qwen35", "qwen35moe", "qwen3next", "gpt-oss", "seed_oss"}
 
 Rope = tuple[Array, float]
 
@@ -141,9 +144,7 @@ class Reference:
             if self.arch in ("gemma3", "muse-glimmer", "olmo2"):
                 delta = self.norm(delta, f"blk.{layer}.post_attention_norm", behind)
             x = x + residual * delta
-            # What is called so in these stands before the feed-forward.
-            named_after = self.arch in ("qwen35", "qwen35moe", "qwen3next", "gpt-oss")
-            norm = "post_attention_norm" if named_after else "ffn_norm"
+            norm = "post_attention_norm" if self.arch in NAMED_AFTER else "ffn_norm"
             delta = self._feed_forward(layer, self._norm_before(x, f"blk.{layer}.{norm}"))
             if self.arch in ("gemma3", "muse-glimmer", "olmo2"):
                 delta = self.norm(delta, f"blk.{layer}.post_ffw_norm", behind)

@@ -24,6 +24,7 @@ mod qwen35;
 mod qwen35moe;
 mod qwen3moe;
 mod qwen3next;
+mod seed_oss;
 mod smollm3;
 
 const _: () = assert!(config::MOST_EXPERTS <= signature::MOST_EXPERTS);
@@ -134,6 +135,11 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "ernie4_5",
         experts: false,
         plan: llama::plan,
+    },
+    Architecture {
+        name: "seed_oss",
+        experts: false,
+        plan: seed_oss::plan,
     },
 ];
 

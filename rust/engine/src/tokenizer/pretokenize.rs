@@ -83,19 +83,19 @@ static TABLE: &[PreTokenizer] = &[
         ],
         ignore_merges: true,
         add_bos: true,
-        split: |text, word| scan(text, |rest| llama3(rest, 3, class), word),
+        split: |text, word| scan(text, |rest| llama3(rest, 3, class, is_newline), word),
     },
     PreTokenizer {
         names: &["dbrx", "smaug-bpe", "chatglm-bpe"],
         ignore_merges: false,
         add_bos: false,
-        split: |text, word| scan(text, |rest| llama3(rest, 3, class), word),
+        split: |text, word| scan(text, |rest| llama3(rest, 3, class, is_newline), word),
     },
     PreTokenizer {
         names: &["glm4", "glm5"],
         ignore_merges: true,
         add_bos: false,
-        split: |text, word| scan(text, |rest| llama3(rest, 3, class), word),
+        split: |text, word| scan(text, |rest| llama3(rest, 3, class, is_newline), word),
     },
     PreTokenizer {
         names: &[
@@ -111,13 +111,19 @@ static TABLE: &[PreTokenizer] = &[
         ],
         ignore_merges: false,
         add_bos: false,
-        split: |text, word| scan(text, |rest| llama3(rest, 1, class), word),
+        split: |text, word| scan(text, |rest| llama3(rest, 1, class, is_newline), word),
+    },
+    PreTokenizer {
+        names: &["seed-coder"],
+        ignore_merges: false,
+        add_bos: false,
+        split: |text, word| scan(text, |rest| llama3(rest, 1, class, |_| false), word),
     },
     PreTokenizer {
         names: &["qwen35"],
         ignore_merges: false,
         add_bos: false,
-        split: |text, word| scan(text, |rest| llama3(rest, 1, marked_class), word),
+        split: |text, word| scan(text, |rest| llama3(rest, 1, marked_class, is_newline), word),
     },
     PreTokenizer {
         names: &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"],
@@ -305,8 +311,8 @@ fn contraction(text: &str) -> Option<usize> {
 }
 
 /// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}|`
-/// ` ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`, with `class` for what a letter is.
-fn llama3(text: &str, digits: usize, class: fn(char) -> Class) -> usize {
+/// ` ?[^\s\p{L}\p{N}]+[behind]*|\s*[\r\n]+|\s+(?!\S)|\s+`, with `class` for what a letter is.
+fn llama3(text: &str, digits: usize, class: fn(char) -> Class, behind: fn(char) -> bool) -> usize {
     if let Some(end) = contraction(text) {
         return end;
     }
@@ -319,7 +325,7 @@ fn llama3(text: &str, digits: usize, class: fn(char) -> Class) -> usize {
             let skip = c.len_utf8();
             letters(after(text, skip)).saturating_add(skip)
         }
-        _ => no_word(text, digits, class, is_newline),
+        _ => no_word(text, digits, class, behind),
     }
 }
 

@@ -298,6 +298,7 @@ pub fn tiny(arch: &str) -> Writer {
                 t("post_attention_norm", &[8], F32);
             }
             "olmo2" => {}
+            "seed_oss" => t("post_attention_norm", &[8], F32),
             _ if has_delta => t("post_attention_norm", &[8], F32),
             _ => t("ffn_norm", &[8], F32),
         }

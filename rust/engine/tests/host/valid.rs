@@ -188,7 +188,7 @@ fn norms_of_rows_are_part_of_the_products() {
             }
         }
         let (attn, ffn) = match arch.name {
-            "gpt-oss" | "qwen35" | "qwen35moe" | "qwen3next" => {
+            "gpt-oss" | "qwen35" | "qwen35moe" | "qwen3next" | "seed_oss" => {
                 (Some("attn_norm.weight"), Some("post_attention_norm.weight"))
             }
             // Norms stand behind its blocks alone.
