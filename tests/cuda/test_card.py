@@ -108,6 +108,7 @@ SHAPES = (
     "tiny-olmo2",
     "tiny-smollm3",
     "tiny-seed-oss",
+    "tiny-hunyuan-dense",
 )
 
 
@@ -149,6 +150,8 @@ CASES = [
     # Its last layer is not rotated.
     ("tiny-smollm3", {"kv_type": "i16"}),
     ("tiny-seed-oss", {"kv_type": "i16"}),
+    # Its heads are normalized behind the rotation.
+    ("tiny-hunyuan-dense", {"kv_type": "i16"}),
 ]
 
 

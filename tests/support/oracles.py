@@ -75,6 +75,14 @@ STEPS: dict[str, list[Any]] = {
         *(_cut(r"[\r\n]"), _cut(r"\s?\p{L}+"), _cut(r"\s?\p{P}+"), _cut(DEEPSEEK_EAST_ASIAN)),
         *(_DIGITS, _BYTES),
     ],
+    "deepseek-v3": [
+        *(_cut(r"\p{N}{1,3}"), _cut("[一-龥぀-ゟ゠-ヿ]+")),
+        _cut(
+            r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+            r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ),
+        _BYTES,
+    ],
     "falcon": [_cut(r"[\p{P}\$\+<=>\^~\|`]+"), _GPT2, _cut("[0-9][0-9][0-9]")],
 }
 #: Where a word that is a token is not merged.
@@ -92,7 +100,9 @@ def known_to_llama_cpp(pre: str, c: str) -> bool:
     if pre in ("gpt-4o", "tekken"):
         # What Python does not know as a character yet may be one of them.
         return unicodedata.category(c) not in ("Lu", "Ll", "Lt", "Mn", "Mc", "Me", "Cn")
-    return not (pre.startswith("deepseek") and c.isspace())
+    # Signs that are new in Unicode are none to it.
+    is_new = pre == "deepseek-v3" and unicodedata.category(c) == "Cn"
+    return not is_new and not (pre.startswith("deepseek") and c.isspace())
 
 
 Metadata = dict[str, Any]

@@ -10,7 +10,8 @@ engine's float32 is measured against.
 
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
 qwen35, qwen35moe, qwen3next, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3,
-muse-glimmer, olmo2, smollm3, ernie4_5, seed_oss.
+muse-glimmer, olmo2, smollm3, ernie4_5, seed_oss,
+hunyuan-dense.
 """
 
 from __future__ import annotations
@@ -33,9 +34,13 @@ Array = NDArray[np.float64]
 INTERLEAVED = {"llama", "granite", "mistral3", "muse-glimmer", "smollm3", "ernie4_5"}
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
 NEOX |= {"olmo2", "qwen3next", "seed_oss"} | (LFM2 := {"lfm2", "lfm2moe"})
+NEOX |= {"hunyuan-dense"}
 
 #: Architectures whose norm before the feed-forward is called after attention.
 NAMED_AFTER = {"qwen35", "qwen35moe", "qwen3next", "gpt-oss", "seed_oss"}
+
+#: Architectures that normalize heads behind the rotation.
+LATE = {"hunyuan-dense"}
 
 Rope = tuple[Array, float]
 
@@ -214,13 +219,18 @@ class Reference:
         q, gate = q[..., :d], q[..., d:]
         k = self.linear(x, f"blk.{layer}.attn_k").reshape(n, self.n_head_kv, d)
         v = self.linear(x, f"blk.{layer}.attn_v").reshape(n, self.n_head_kv, d)
-        # Present in qwen3: each head's own RMS norm, before the rotation; in olmo2 one of all.
-        if f"blk.{layer}.attn_q_norm.weight" in self._tensors:
+        # Present in qwen3: each head's own RMS norm, before the rotation; in olmo2 one of all, in
+        # hunyuan-dense behind it.
+        has_norms, is_late = f"blk.{layer}.attn_q_norm.weight" in self._tensors, self.arch in LATE
+        if has_norms and not is_late:
             q = self.norm(q, f"blk.{layer}.attn_q_norm")
             k = self.norm(k, f"blk.{layer}.attn_k_norm")
         rope = self._rope_window if self._sees_a_window(layer) else self._rope_all
         if self._rotates(layer):
             q, k = self._rope(q, rope), self._rope(k, rope)
+        if has_norms and is_late:
+            q = self.norm(q, f"blk.{layer}.attn_q_norm")
+            k = self.norm(k, f"blk.{layer}.attn_k_norm")
         # Muse Glimmer's gate has a matrix of its own.
         if self.arch == "muse-glimmer":
             gate = self.linear(x, f"blk.{layer}.attn_gate").reshape(n, self.n_head, d)

@@ -16,7 +16,7 @@ CHAT_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}\nsecond line
 #: What `write` knows.
 ARCHITECTURES = [
     *("llama", "qwen2", "qwen3", "gemma3", "granite", "muse-glimmer", "olmo2", "smollm3"),
-    *("ernie4_5", "seed_oss"),
+    *("ernie4_5", "seed_oss", "hunyuan-dense"),
 ]
 
 
@@ -48,7 +48,7 @@ def tensors(arch: str) -> Iterator[tuple[str, NDArray[Any]]]:
             shapes["post_attention_norm.weight"] = shapes.pop("ffn_norm.weight")
         if arch == "muse-glimmer":
             shapes |= {"attn_gate.weight": (n_q, N_EMBD)}
-        if arch in ("qwen3", "gemma3", "muse-glimmer"):
+        if arch in ("qwen3", "gemma3", "muse-glimmer", "hunyuan-dense"):
             shapes |= {f"attn_{x}_norm.weight": (HEAD_DIM,) for x in "qk"}
         for name, shape in shapes.items():
             yield f"blk.{layer}.{name}", rng.standard_normal(shape)

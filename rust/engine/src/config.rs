@@ -486,6 +486,12 @@ impl Config {
             |v| *v == Value::Bool(true),
         )?;
         keys.only(
+            "rope.scaling.alpha",
+            "0, or no such key: of models that scale the rotation by a power of alpha, those are \
+             supported whose converter has put it into rope.freq_base",
+            |v| v.as_float() == Some(0.0),
+        )?;
+        keys.only(
             "attn_logit_softcapping",
             "0: caps of scores are not supported",
             |v| v.as_float() == Some(0.0),

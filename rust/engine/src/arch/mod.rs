@@ -12,6 +12,7 @@ mod gemma3;
 mod gemma4;
 mod gpt_oss;
 mod granite;
+mod hunyuan_dense;
 mod lfm2;
 mod lfm2moe;
 mod llama;
@@ -140,6 +141,11 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "seed_oss",
         experts: false,
         plan: seed_oss::plan,
+    },
+    Architecture {
+        name: "hunyuan-dense",
+        experts: false,
+        plan: hunyuan_dense::plan,
     },
 ];
 

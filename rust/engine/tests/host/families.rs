@@ -62,6 +62,7 @@ fn windows_factors_and_caps_that_make_no_sense_are_refused() {
         ("logit_scale", Value::F32(1e12), "1000000000"),
         ("attention.scale", Value::F32(f32::NAN), "finite"),
         ("attn_logit_softcapping", Value::F32(50.0), "caps of scores"),
+        ("rope.scaling.alpha", Value::F32(1000.0), "rope.freq_base"),
         (
             "final_logit_softcapping",
             Value::F32(30.0),

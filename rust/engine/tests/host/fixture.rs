@@ -323,7 +323,7 @@ pub fn tiny(arch: &str) -> Writer {
             t("post_ffw_norm", &[8], F32);
         }
         let norms_heads = arch.starts_with("qwen3") || convolves && layer == 1;
-        let always = arch.starts_with("gemma") || arch == "muse-glimmer";
+        let always = arch.starts_with("gemma") || matches!(arch, "muse-glimmer" | "hunyuan-dense");
         if norms_heads && !recurs || always {
             t("attn_q_norm", &[4], F32);
             t("attn_k_norm", &[4], F32);
