@@ -44,6 +44,7 @@ MODELS = [
     ("Llama 3.1 8B", "llama-3.1-8b", "Q4_K_M"),
     ("Qwen3 8B", "qwen3-8b", "Q4_K_M"),
     ("Hunyuan 7B", "hunyuan-7b", "Q4_K_M"),
+    ("GLM-4 9B", "glm-4-9b", "Q4_K_M"),
     ("Llama 3.1 8B", "llama-3.1-8b", "Q8_0"),
     ("gpt-oss 20B", "gpt-oss-20b", "MXFP4"),
     ("Qwen3.5 27B", "qwen3.5-27b", "Q4_K_M"),

@@ -61,6 +61,8 @@ class Shape:
     attn_gate: bool = False
     #: Whether norms stand before attention and before the feed-forward part.
     pre_norms: bool = True
+    #: Whether one matrix gives gate and up.
+    fused_up: bool = False
     embedding_scale: float = 0.0
     residual_scale: float = 0.0
     attention_scale: float = 0.0
@@ -184,9 +186,10 @@ class Shape:
                         ("ffn_down_shexp.weight", (self.n_ff_shared, self.n_embd)),
                     ]
             else:
+                if not self.fused_up:
+                    block += [("ffn_gate.weight", (self.n_embd, self.n_ff))]
                 block += [
-                    ("ffn_gate.weight", (self.n_embd, self.n_ff)),
-                    ("ffn_up.weight", (self.n_embd, self.n_ff)),
+                    ("ffn_up.weight", (self.n_embd, (1 + self.fused_up) * self.n_ff)),
                     ("ffn_down.weight", (self.n_ff, self.n_embd)),
                 ]
             if self.sinks:

@@ -109,6 +109,7 @@ SHAPES = (
     "tiny-smollm3",
     "tiny-seed-oss",
     "tiny-hunyuan-dense",
+    "tiny-glm4",
 )
 
 
@@ -152,6 +153,8 @@ CASES = [
     ("tiny-seed-oss", {"kv_type": "i16"}),
     # Its heads are normalized behind the rotation.
     ("tiny-hunyuan-dense", {"kv_type": "i16"}),
+    # One matrix gives gate and up, and half of a head is rotated.
+    ("tiny-glm4", {"kv_type": "i16"}),
 ]
 
 

@@ -11,7 +11,7 @@ engine's float32 is measured against.
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
 qwen35, qwen35moe, qwen3next, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3,
 muse-glimmer, olmo2, smollm3, ernie4_5, seed_oss,
-hunyuan-dense.
+hunyuan-dense, glm4.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from support.delta_rule import causal_convolution, delta_rule, logistic
 Array = NDArray[np.float64]
 
 #: Architectures whose RoPE rotates neighbours (2i, 2i+1); the others rotate (i, i + d/2).
-INTERLEAVED = {"llama", "granite", "mistral3", "muse-glimmer", "smollm3", "ernie4_5"}
+INTERLEAVED = {"llama", "granite", "mistral3", "muse-glimmer", "smollm3", "ernie4_5", "glm4"}
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
 NEOX |= {"olmo2", "qwen3next", "seed_oss"} | (LFM2 := {"lfm2", "lfm2moe"})
 NEOX |= {"hunyuan-dense"}
@@ -41,6 +41,9 @@ NAMED_AFTER = {"qwen35", "qwen35moe", "qwen3next", "gpt-oss", "seed_oss"}
 
 #: Architectures that normalize heads behind the rotation.
 LATE = {"hunyuan-dense"}
+
+#: Architectures with a norm behind each block.
+NORMED_BEHIND = {"gemma3", "muse-glimmer", "olmo2", "glm4"}
 
 Rope = tuple[Array, float]
 
@@ -146,12 +149,12 @@ class Reference:
         residual = self._granite("residual_scale", 1.0)
         for layer in range(self.n_layer):
             delta = self._mixer(layer)(layer, self._norm_before(x, f"blk.{layer}.attn_norm"))
-            if self.arch in ("gemma3", "muse-glimmer", "olmo2"):
+            if self.arch in NORMED_BEHIND:
                 delta = self.norm(delta, f"blk.{layer}.post_attention_norm", behind)
             x = x + residual * delta
             norm = "post_attention_norm" if self.arch in NAMED_AFTER else "ffn_norm"
             delta = self._feed_forward(layer, self._norm_before(x, f"blk.{layer}.{norm}"))
-            if self.arch in ("gemma3", "muse-glimmer", "olmo2"):
+            if self.arch in NORMED_BEHIND:
                 delta = self.norm(delta, f"blk.{layer}.post_ffw_norm", behind)
             x = x + residual * delta
         return self.norm(x, "token_embd_norm" if self.arch in LFM2 else "output_norm")
@@ -289,14 +292,18 @@ class Reference:
     def _feed_forward(self, layer: int, x: Array) -> Array:
         if f"blk.{layer}.ffn_gate_inp.weight" in self._tensors:
             return self._experts(layer, x) + self._shared_expert(layer, x)
-        gate = self.linear(x, f"blk.{layer}.ffn_gate")
+        up = self.linear(x, f"blk.{layer}.ffn_up")
+        if f"blk.{layer}.ffn_gate.weight" in self._tensors:
+            gate = self.linear(x, f"blk.{layer}.ffn_gate")
+        else:
+            gate, up = np.split(up, 2, axis=1)
         if self.arch == "gemma3":
             cubed = gate + 0.044715 * gate**3
             gate = 0.5 * gate * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * cubed))
         else:
             with np.errstate(over="ignore"):  # exp(-gate) = inf gives the right limit, 0
                 gate = gate / (1.0 + np.exp(-gate))
-        return self.linear(gate * self.linear(x, f"blk.{layer}.ffn_up"), f"blk.{layer}.ffn_down")
+        return self.linear(gate * up, f"blk.{layer}.ffn_down")
 
     def _experts(self, layer: int, x: Array) -> Array:
         """The largest of the router's logits, of equals the first; each expert's share is that of

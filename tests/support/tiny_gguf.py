@@ -16,7 +16,7 @@ CHAT_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}\nsecond line
 #: What `write` knows.
 ARCHITECTURES = [
     *("llama", "qwen2", "qwen3", "gemma3", "granite", "muse-glimmer", "olmo2", "smollm3"),
-    *("ernie4_5", "seed_oss", "hunyuan-dense"),
+    *("ernie4_5", "seed_oss", "hunyuan-dense", "glm4"),
 ]
 
 
@@ -39,11 +39,14 @@ def tensors(arch: str) -> Iterator[tuple[str, NDArray[Any]]]:
         }
         if arch in ("qwen2", "seed_oss"):
             shapes |= {f"attn_{x}.bias": (n,) for x, n in (("q", n_q), ("k", n_kv), ("v", n_kv))}
-        if arch in ("gemma3", "muse-glimmer", "olmo2"):
+        if arch in ("gemma3", "muse-glimmer", "olmo2", "glm4"):
             shapes |= {f"post_{x}_norm.weight": (N_EMBD,) for x in ("attention", "ffw")}
         if arch == "olmo2":
             del shapes["attn_norm.weight"], shapes["ffn_norm.weight"]
             shapes |= {f"attn_{x}_norm.weight": (n,) for x, n in (("q", n_q), ("k", n_kv))}
+        if arch == "glm4":
+            del shapes["ffn_gate.weight"]
+            shapes["ffn_up.weight"] = (2 * N_FF, N_EMBD)
         if arch == "seed_oss":
             shapes["post_attention_norm.weight"] = shapes.pop("ffn_norm.weight")
         if arch == "muse-glimmer":

@@ -189,6 +189,8 @@ pub struct Config {
     pub rope_dim: usize,
     pub rope_base: f64,
     pub rope_scaling: RopeScaling,
+    /// Whether positions have parts (M-RoPE), which are the same in text.
+    pub rope_sections: bool,
     /// `rope.scaling.yarn_log_multiplier`, by which some families take back a part of YaRN's factor.
     pub yarn_log_multiplier: f64,
     /// `None` where the file has none.
@@ -537,6 +539,7 @@ impl Config {
             rope_dim,
             rope_base,
             rope_scaling,
+            rope_sections: Self::has_sections(&keys),
             yarn_log_multiplier: keys
                 .float("rope.scaling.yarn_log_multiplier", 0.0..=100.0)?
                 .unwrap_or(0.0),
@@ -651,6 +654,20 @@ impl Config {
                 .uint("leading_dense_block_count", 0..=n_layer)?
                 .unwrap_or(0),
         }))
+    }
+
+    /// Whether the first two of `rope.dimension_sections` have pairs.
+    fn has_sections(keys: &Keys<'_>) -> bool {
+        let key = format!("{}.rope.dimension_sections", keys.arch);
+        match keys.gguf.get(&key) {
+            Some(Value::Array(Array::I32(each))) => {
+                matches!(each.as_slice(), [a, b, ..] if *a > 0 && *b > 0)
+            }
+            Some(Value::Array(Array::U32(each))) => {
+                matches!(each.as_slice(), [a, b, ..] if *a > 0 && *b > 0)
+            }
+            _ => false,
+        }
     }
 
     fn temperature(keys: &Keys<'_>, n_ctx_train: usize) -> Result<Option<TemperatureConfig>> {

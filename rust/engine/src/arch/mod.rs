@@ -8,8 +8,10 @@ use crate::plan::{signature, Op, Plan};
 
 mod build;
 mod delta;
+mod fused;
 mod gemma3;
 mod gemma4;
+mod glm4;
 mod gpt_oss;
 mod granite;
 mod hunyuan_dense;
@@ -146,6 +148,11 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "hunyuan-dense",
         experts: false,
         plan: hunyuan_dense::plan,
+    },
+    Architecture {
+        name: "glm4",
+        experts: false,
+        plan: glm4::plan,
     },
 ];
 

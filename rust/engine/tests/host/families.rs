@@ -3,7 +3,7 @@ use onegraph::arch;
 use onegraph::config::{Config, TensorSpec};
 use onegraph::error::Kind;
 use onegraph::gguf::{Array, Gguf, Value};
-use onegraph::plan::{Gating, Op};
+use onegraph::plan::{Gating, Op, RopeStyle};
 use onegraph::quant;
 
 use crate::fixture::{tiny, Writer};
@@ -634,6 +634,25 @@ fn products_have_the_scales_that_the_file_has() {
         w.tensor(name, &[shape], F32);
         says(&message(load(&w.bytes()), Kind::Model), &[name]);
     }
+}
+
+#[test]
+fn glm_4_rotates_halves_where_positions_have_parts() {
+    let style = |sections: Option<[i32; 4]>| {
+        let mut w = tiny("glm4");
+        if let Some(sections) = sections {
+            let sections = Value::Array(Array::I32(sections.to_vec()));
+            w.set("glm4.rope.dimension_sections", sections);
+        }
+        let plan = arch::plan(&config(&w).unwrap()).unwrap();
+        plan.ops.iter().find_map(|op| match op {
+            Op::Rope { style, .. } => Some(*style),
+            _ => None,
+        })
+    };
+    assert_eq!(style(None), Some(RopeStyle::Interleaved));
+    assert_eq!(style(Some([2, 0, 0, 0])), Some(RopeStyle::Interleaved));
+    assert_eq!(style(Some([1, 1, 0, 0])), Some(RopeStyle::Halves));
 }
 
 #[test]

@@ -314,11 +314,14 @@ pub fn tiny(arch: &str) -> Writer {
                 t("ffn_down_shexp", &[10, 8], F16);
             }
         } else {
-            t("ffn_gate", &[8, 12], F16);
-            t("ffn_up", &[8, 12], F16);
+            let fused = arch == "glm4";
+            if !fused {
+                t("ffn_gate", &[8, 12], F16);
+            }
+            t("ffn_up", &[8, if fused { 24 } else { 12 }], F16);
             t("ffn_down", &[12, 8], F16);
         }
-        if arch.starts_with("gemma") || matches!(arch, "muse-glimmer" | "olmo2") {
+        if arch.starts_with("gemma") || matches!(arch, "muse-glimmer" | "olmo2" | "glm4") {
             t("post_attention_norm", &[8], F32);
             t("post_ffw_norm", &[8], F32);
         }

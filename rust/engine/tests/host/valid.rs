@@ -217,6 +217,8 @@ fn norms_of_rows_are_part_of_the_products() {
         let feed_forward = match (config.experts.is_some(), is_shared) {
             (true, true) => [shared, &experts, shared_down].concat(),
             (true, false) => experts.to_vec(),
+            // Of the gate and of up in one.
+            (false, _) if arch.name == "glm4" => dense[1..].to_vec(),
             (false, _) => dense.to_vec(),
         };
         let mut attention = vec![
