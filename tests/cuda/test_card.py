@@ -110,6 +110,7 @@ SHAPES = (
     "tiny-seed-oss",
     "tiny-hunyuan-dense",
     "tiny-glm4",
+    "odd-exaone4-96",
 )
 
 
@@ -155,6 +156,8 @@ CASES = [
     ("tiny-hunyuan-dense", {"kv_type": "i16"}),
     # One matrix gives gate and up, and half of a head is rotated.
     ("tiny-glm4", {"kv_type": "i16"}),
+    # Its last layer sees all and is not rotated.
+    ("odd-exaone4-96", {"kv_type": "i16"}),
 ]
 
 

@@ -11,7 +11,7 @@ engine's float32 is measured against.
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
 qwen35, qwen35moe, qwen3next, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3,
 muse-glimmer, olmo2, smollm3, ernie4_5, seed_oss,
-hunyuan-dense, glm4.
+hunyuan-dense, glm4, exaone4.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Array = NDArray[np.float64]
 INTERLEAVED = {"llama", "granite", "mistral3", "muse-glimmer", "smollm3", "ernie4_5", "glm4"}
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
 NEOX |= {"olmo2", "qwen3next", "seed_oss"} | (LFM2 := {"lfm2", "lfm2moe"})
-NEOX |= {"hunyuan-dense"}
+NEOX |= {"hunyuan-dense", "exaone4"}
 
 #: Architectures whose norm before the feed-forward is called after attention.
 NAMED_AFTER = {"qwen35", "qwen35moe", "qwen3next", "gpt-oss", "seed_oss"}
@@ -43,7 +43,7 @@ NAMED_AFTER = {"qwen35", "qwen35moe", "qwen3next", "gpt-oss", "seed_oss"}
 LATE = {"hunyuan-dense"}
 
 #: Architectures with a norm behind each block.
-NORMED_BEHIND = {"gemma3", "muse-glimmer", "olmo2", "glm4"}
+NORMED_BEHIND = {"gemma3", "muse-glimmer", "olmo2", "glm4", "exaone4"}
 
 Rope = tuple[Array, float]
 
@@ -84,7 +84,7 @@ class Reference:
         self._rope_all = self._rope_frequencies()
         # Gemma 3 (https://arxiv.org/abs/2503.19786, section 2): layers that see a window have a
         # base of their own and no scaling; five of them come before each that sees all.
-        has_windows = self.arch in ("gemma3", "gpt-oss", "muse-glimmer", "olmo2")
+        has_windows = self.arch in ("gemma3", "gpt-oss", "muse-glimmer", "olmo2", "exaone4")
         self.window = int(self.key("attention.sliding_window", 0)) if has_windows else 0
         # OLMo 3 (https://arxiv.org/abs/2512.13961) has one base, and three come before each.
         one_base = self.arch in ("muse-glimmer", "olmo2")
@@ -92,7 +92,7 @@ class Reference:
         local = float(self.key("rope.freq_base_swa", usual))
         pair = np.arange(self.n_rot // 2, dtype=np.float64)
         self._rope_window: Rope = (local ** (-2.0 * pair / self.n_rot), 1.0)
-        if self.arch == "gpt-oss":
+        if self.arch in ("gpt-oss", "exaone4"):
             self._rope_window = self._rope_all
         #: Layers and rows where the best expert that is not chosen goes for the last that is.
         self.swapped: set[tuple[int, int]] = set()
@@ -161,7 +161,7 @@ class Reference:
 
     def _norm_before(self, x: Array, name: str) -> Array:
         """OLMo 2 (https://arxiv.org/abs/2501.00656, section 3.2) norms what a block gives alone."""
-        return x if self.arch == "olmo2" else self.norm(x, name)
+        return x if self.arch in ("olmo2", "exaone4") else self.norm(x, name)
 
     def _mixer(self, layer: int) -> Callable[[int, Array], Array]:
         """What mixes the tokens in a layer."""
@@ -204,7 +204,7 @@ class Reference:
         return factors
 
     def _sees_a_window(self, layer: int) -> bool:
-        usual = {"gpt-oss": 2, "muse-glimmer": 4, "olmo2": 4}.get(self.arch, 6)
+        usual = {"gpt-oss": 2, "muse-glimmer": 4, "olmo2": 4, "exaone4": 4}.get(self.arch, 6)
         period = self.key("attention.sliding_window_pattern", usual)
         if isinstance(period, list):
             return bool(period[layer])
@@ -213,7 +213,10 @@ class Reference:
     def _rotates(self, layer: int) -> bool:
         if self.arch == "smollm3":
             return layer % 4 != 3
-        return self.arch != "muse-glimmer" or self._sees_a_window(layer)
+        # EXAONE 4 (https://arxiv.org/abs/2507.11407, section 2.1); without windows all are rotated.
+        if self.arch == "exaone4" and not self.window:
+            return True
+        return self.arch not in ("muse-glimmer", "exaone4") or self._sees_a_window(layer)
 
     def _attention(self, layer: int, x: Array) -> Array:
         n, d, group = len(x), self.head_dim, self.n_head // self.n_head_kv

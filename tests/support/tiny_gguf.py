@@ -16,7 +16,7 @@ CHAT_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}\nsecond line
 #: What `write` knows.
 ARCHITECTURES = [
     *("llama", "qwen2", "qwen3", "gemma3", "granite", "muse-glimmer", "olmo2", "smollm3"),
-    *("ernie4_5", "seed_oss", "hunyuan-dense", "glm4"),
+    *("ernie4_5", "seed_oss", "hunyuan-dense", "glm4", "exaone4"),
 ]
 
 
@@ -39,10 +39,11 @@ def tensors(arch: str) -> Iterator[tuple[str, NDArray[Any]]]:
         }
         if arch in ("qwen2", "seed_oss"):
             shapes |= {f"attn_{x}.bias": (n,) for x, n in (("q", n_q), ("k", n_kv), ("v", n_kv))}
-        if arch in ("gemma3", "muse-glimmer", "olmo2", "glm4"):
+        if arch in ("gemma3", "muse-glimmer", "olmo2", "glm4", "exaone4"):
             shapes |= {f"post_{x}_norm.weight": (N_EMBD,) for x in ("attention", "ffw")}
-        if arch == "olmo2":
+        if arch in ("olmo2", "exaone4"):
             del shapes["attn_norm.weight"], shapes["ffn_norm.weight"]
+        if arch == "olmo2":
             shapes |= {f"attn_{x}_norm.weight": (n,) for x, n in (("q", n_q), ("k", n_kv))}
         if arch == "glm4":
             del shapes["ffn_gate.weight"]
@@ -51,7 +52,7 @@ def tensors(arch: str) -> Iterator[tuple[str, NDArray[Any]]]:
             shapes["post_attention_norm.weight"] = shapes.pop("ffn_norm.weight")
         if arch == "muse-glimmer":
             shapes |= {"attn_gate.weight": (n_q, N_EMBD)}
-        if arch in ("qwen3", "gemma3", "muse-glimmer", "hunyuan-dense"):
+        if arch in ("qwen3", "gemma3", "muse-glimmer", "hunyuan-dense", "exaone4"):
             shapes |= {f"attn_{x}_norm.weight": (HEAD_DIM,) for x in "qk"}
         for name, shape in shapes.items():
             yield f"blk.{layer}.{name}", rng.standard_normal(shape)

@@ -8,6 +8,7 @@ use crate::plan::{signature, Op, Plan};
 
 mod build;
 mod delta;
+mod exaone4;
 mod fused;
 mod gemma3;
 mod gemma4;
@@ -153,6 +154,11 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "glm4",
         experts: false,
         plan: glm4::plan,
+    },
+    Architecture {
+        name: "exaone4",
+        experts: false,
+        plan: exaone4::plan,
     },
 ];
 

@@ -637,6 +637,21 @@ fn products_have_the_scales_that_the_file_has() {
 }
 
 #[test]
+fn exaone_4_rotates_layers_that_see_a_window_or_all_where_none_does() {
+    let rotated = |w: &Writer| {
+        let plan = arch::plan(&config(w).unwrap()).unwrap();
+        let rotates = |op: &&Op| matches!(op, Op::Rope { .. });
+        plan.ops.iter().filter(rotates).count()
+    };
+    let mut w = tiny("exaone4");
+    let pattern = Value::Array(Array::Bool(vec![true, false]));
+    w.set("exaone4.attention.sliding_window_pattern", pattern);
+    assert_eq!(rotated(&w), 2);
+    w.remove("exaone4.attention.sliding_window");
+    assert_eq!(rotated(&w), 4);
+}
+
+#[test]
 fn glm_4_rotates_halves_where_positions_have_parts() {
     let style = |sections: Option<[i32; 4]>| {
         let mut w = tiny("glm4");

@@ -213,7 +213,7 @@ pub fn tiny(arch: &str) -> Writer {
         let cap = "muse-glimmer.final_logit_softcapping";
         w.set(cap, Value::F32(30.0));
     }
-    if matches!(arch, "muse-glimmer" | "olmo2") {
+    if matches!(arch, "muse-glimmer" | "olmo2" | "exaone4") {
         let window = format!("{arch}.attention.sliding_window");
         w.set(&window, Value::U32(4));
     }
@@ -261,7 +261,7 @@ pub fn tiny(arch: &str) -> Writer {
         let mut t = |name: &str, shape: &[u64], ty| {
             w.tensor(&format!("blk.{layer}.{name}.weight"), shape, ty);
         };
-        if arch != "olmo2" {
+        if !matches!(arch, "olmo2" | "exaone4") {
             t("attn_norm", &[8], F32);
         }
         if recurs {
@@ -297,7 +297,7 @@ pub fn tiny(arch: &str) -> Writer {
                 t("attn_sinks", &[2], F32);
                 t("post_attention_norm", &[8], F32);
             }
-            "olmo2" => {}
+            "olmo2" | "exaone4" => {}
             "seed_oss" => t("post_attention_norm", &[8], F32),
             _ if has_delta => t("post_attention_norm", &[8], F32),
             _ => t("ffn_norm", &[8], F32),
@@ -321,12 +321,15 @@ pub fn tiny(arch: &str) -> Writer {
             t("ffn_up", &[8, if fused { 24 } else { 12 }], F16);
             t("ffn_down", &[12, 8], F16);
         }
-        if arch.starts_with("gemma") || matches!(arch, "muse-glimmer" | "olmo2" | "glm4") {
+        if arch.starts_with("gemma")
+            || matches!(arch, "muse-glimmer" | "olmo2" | "glm4" | "exaone4")
+        {
             t("post_attention_norm", &[8], F32);
             t("post_ffw_norm", &[8], F32);
         }
         let norms_heads = arch.starts_with("qwen3") || convolves && layer == 1;
-        let always = arch.starts_with("gemma") || matches!(arch, "muse-glimmer" | "hunyuan-dense");
+        let always = arch.starts_with("gemma")
+            || matches!(arch, "muse-glimmer" | "hunyuan-dense" | "exaone4");
         if norms_heads && !recurs || always {
             t("attn_q_norm", &[4], F32);
             t("attn_k_norm", &[4], F32);

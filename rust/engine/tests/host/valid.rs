@@ -192,7 +192,7 @@ fn norms_of_rows_are_part_of_the_products() {
                 (Some("attn_norm.weight"), Some("post_attention_norm.weight"))
             }
             // Norms stand behind its blocks alone.
-            "olmo2" => (None, None),
+            "olmo2" | "exaone4" => (None, None),
             _ => (Some("attn_norm.weight"), Some("ffn_norm.weight")),
         };
         let dense = [
