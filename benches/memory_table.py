@@ -53,6 +53,7 @@ MODELS = [
     ("Seed-OSS 36B", "seed-oss-36b", "Q4_K_M"),
     ("EXAONE 4.0 32B", "exaone-4.0-32b", "Q4_K_M"),
     ("Qwen3-Next 80B-A3B", "qwen3-next-80b-a3b", "Q4_K_M"),
+    ("GLM-4.5-Air", "glm-4.5-air", "Q4_K_M"),
 ]
 #: Tokens of the conversation that is told.
 CONTEXT = 8192

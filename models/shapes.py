@@ -75,6 +75,8 @@ class Shape:
     n_layer_dense: int = 0
     #: Experts by sigmoids, and a bias in their choice.
     sigmoid: bool = False
+    #: What the weights of the chosen are multiplied by.
+    expert_scale: float = 0.0
     #: Width of the expert that every row goes to.
     n_ff_shared: int = 0
     #: Whether each matrix has a scale of its own beside it, and what its input was scaled by.
@@ -165,7 +167,7 @@ class Shape:
                     widths = (q, kv) if self.qk_norm_whole else (self.head_dim, self.head_dim)
                     names = ("attn_q_norm.weight", "attn_k_norm.weight")
                     block += [(name, (n,)) for name, n in zip(names, widths, strict=True)]
-            named_after = self.delta or self.sinks or self.arch == "seed_oss"
+            named_after = self.delta or self.sinks or self.arch in ("seed_oss", "glm4moe")
             before_ffn = "post_attention_norm.weight" if named_after else "ffn_norm.weight"
             if self.pre_norms:
                 block += [(before_ffn, (self.n_embd,))]
@@ -179,8 +181,9 @@ class Shape:
                     ("ffn_down_exps.weight", (self.n_ff_exp, self.n_embd, self.n_expert)),
                 ]
                 if self.n_ff_shared:
+                    if self.arch != "glm4moe":
+                        block += [("ffn_gate_inp_shexp.weight", (self.n_embd,))]
                     block += [
-                        ("ffn_gate_inp_shexp.weight", (self.n_embd,)),
                         ("ffn_gate_shexp.weight", (self.n_embd, self.n_ff_shared)),
                         ("ffn_up_shexp.weight", (self.n_embd, self.n_ff_shared)),
                         ("ffn_down_shexp.weight", (self.n_ff_shared, self.n_embd)),

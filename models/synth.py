@@ -276,6 +276,7 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         "attention.temperature_scale": shape.temperature,
         "rope.scaling.yarn_log_multiplier": shape.rope_scaling.get("log_multiplier", 0.0),
         "logit_scale": shape.logit_scale,
+        "expert_weights_scale": shape.expert_scale,
         "final_logit_softcapping": shape.logit_cap,
     }.items():
         if factor:
@@ -290,7 +291,10 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         out[f"{a}.expert_gating_func"] = gguf_io.u32(2)
     if shape.conv:
         out[f"{a}.shortconv.l_cache"] = gguf_io.u32(shape.conv)
-    if shape.n_ff_shared:
+    if a == "glm4moe":
+        out[f"{a}.expert_shared_count"] = gguf_io.u32(shape.n_ff_shared // shape.n_ff_exp)
+        out[f"{a}.expert_weights_norm"] = gguf_io.boolean(True)
+    elif shape.n_ff_shared:
         out[f"{a}.expert_shared_feed_forward_length"] = gguf_io.u32(shape.n_ff_shared)
     if shape.pooling:
         out[f"{a}.pooling_type"] = gguf_io.u32(POOLING[shape.pooling])

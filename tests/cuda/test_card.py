@@ -111,6 +111,7 @@ SHAPES = (
     "tiny-hunyuan-dense",
     "tiny-glm4",
     "odd-exaone4-96",
+    "tiny-glm4moe",
 )
 
 
@@ -158,6 +159,8 @@ CASES = [
     ("tiny-glm4", {"kv_type": "i16"}),
     # Its last layer sees all and is not rotated.
     ("odd-exaone4-96", {"kv_type": "i16"}),
+    # Its expert of every row has no gate.
+    ("tiny-glm4moe", {"kv_type": "i16"}),
 ]
 
 

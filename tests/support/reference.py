@@ -11,7 +11,7 @@ engine's float32 is measured against.
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
 qwen35, qwen35moe, qwen3next, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3,
 muse-glimmer, olmo2, smollm3, ernie4_5, seed_oss,
-hunyuan-dense, glm4, exaone4.
+hunyuan-dense, glm4, exaone4, glm4moe.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ from support.delta_rule import causal_convolution, delta_rule, logistic
 
 Array = NDArray[np.float64]
 
+#: Architectures that choose experts by sigmoids and a bias.
+SIGMOID = {"lfm2moe", "glm4moe"}
+
 #: Architectures whose RoPE rotates neighbours (2i, 2i+1); the others rotate (i, i + d/2).
 INTERLEAVED = {"llama", "granite", "mistral3", "muse-glimmer", "smollm3", "ernie4_5", "glm4"}
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
 NEOX |= {"olmo2", "qwen3next", "seed_oss"} | (LFM2 := {"lfm2", "lfm2moe"})
-NEOX |= {"hunyuan-dense", "exaone4"}
+NEOX |= {"hunyuan-dense", "exaone4", "glm4moe"}
 
 #: Architectures whose norm before the feed-forward is called after attention.
-NAMED_AFTER = {"qwen35", "qwen35moe", "qwen3next", "gpt-oss", "seed_oss"}
+NAMED_AFTER = {"qwen35", "qwen35moe", "qwen3next", "gpt-oss", "seed_oss", "glm4moe"}
 
 #: Architectures that normalize heads behind the rotation.
 LATE = {"hunyuan-dense"}
@@ -310,18 +313,20 @@ class Reference:
 
     def _experts(self, layer: int, x: Array) -> Array:
         """The largest of the router's logits, of equals the first; each expert's share is that of
-        the softmax over those chosen, which is that over all by what these add up to. In lfm2moe it
+        the softmax over those chosen, which is that over all by what these add up to. In SIGMOID it
         is the largest of sigmoids with a bias each, and the share is that of the sigmoids."""
         logits = self.linear(x, f"blk.{layer}.ffn_gate_inp")
         compared = logits
-        if self.arch == "lfm2moe":
+        if self.arch in SIGMOID:
             compared = logistic(logits) + self.require(f"blk.{layer}.exp_probs_b.bias")
         chosen = self.chosen(layer, compared)
         picked = np.take_along_axis(logits, chosen, axis=1)
         shares = np.exp(picked - picked.max(axis=1, keepdims=True))
-        if self.arch == "lfm2moe":
+        if self.arch in SIGMOID:
             shares = logistic(picked)
         shares /= shares.sum(axis=1, keepdims=True)
+        if self.arch == "glm4moe":
+            shares *= float(self.key("expert_weights_scale", 1.0))
         out = np.zeros_like(x)
         for expert in np.unique(chosen):
             rows, at = np.nonzero(chosen == expert)
@@ -344,12 +349,12 @@ class Reference:
 
     def _shared_expert(self, layer: int, x: Array) -> Array | float:
         """Of qwen35moe and qwen3next: one that every row goes to, times the logistic function of
-        one number."""
-        row = self.weight(f"blk.{layer}.ffn_gate_inp_shexp.weight")
-        if row is None:
+        one number; of glm4moe the same without a factor."""
+        if f"blk.{layer}.ffn_up_shexp.weight" not in self._tensors:
             return 0.0
+        row = self.weight(f"blk.{layer}.ffn_gate_inp_shexp.weight")
         gate, up = (self.linear(x, f"blk.{layer}.ffn_{part}_shexp") for part in ("gate", "up"))
-        share = logistic(x @ row.reshape(-1, 1).astype(np.float64))
+        share = 1.0 if row is None else logistic(x @ row.reshape(-1, 1).astype(np.float64))
         out: Array = share * self.linear(self._activation(gate, up), f"blk.{layer}.ffn_down_shexp")
         return out
 

@@ -114,6 +114,10 @@ pub struct Experts {
     pub n_ff: usize,
     /// Width of the expert that every row goes to, where there is one.
     pub n_ff_shared: Option<usize>,
+    /// Experts that every row goes to, where a family counts them: as wide as all of them are together.
+    pub n_shared: usize,
+    /// Whether the file says that the weights of the chosen are divided by their sum.
+    pub renormalizes: bool,
     /// What the weights of the chosen are multiplied by; 1 where the file says nothing.
     pub scale: f32,
     /// How logits become weights, as the format numbers it: 1 a softmax over all, 2 sigmoids, 3 a
@@ -642,11 +646,14 @@ impl Config {
         })?;
         let scale = keys.float("expert_weights_scale", 0.0..=1e6)?;
         let shared = keys.uint("expert_shared_feed_forward_length", 0..=1 << 20)?;
+        let renormalizes = format!("{}.expert_weights_norm", keys.arch);
         Ok(Some(Experts {
             n_expert,
             n_used,
             n_ff,
             n_ff_shared: shared.filter(|n| *n > 0),
+            n_shared: keys.uint("expert_shared_count", 0..=64)?.unwrap_or(0),
+            renormalizes: keys.gguf.get_bool(&renormalizes)?.unwrap_or(false),
             // Converters write 0 for "none".
             scale: scale.filter(|s| *s > 0.0).unwrap_or(1.0) as f32,
             gating: keys.uint("expert_gating_func", 0..=3)?.filter(|n| *n > 0),

@@ -13,6 +13,7 @@ mod fused;
 mod gemma3;
 mod gemma4;
 mod glm4;
+mod glm4moe;
 mod gpt_oss;
 mod granite;
 mod hunyuan_dense;
@@ -159,6 +160,11 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "exaone4",
         experts: false,
         plan: exaone4::plan,
+    },
+    Architecture {
+        name: "glm4moe",
+        experts: true,
+        plan: glm4moe::plan,
     },
 ];
 

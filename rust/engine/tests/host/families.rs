@@ -652,6 +652,34 @@ fn exaone_4_rotates_layers_that_see_a_window_or_all_where_none_does() {
 }
 
 #[test]
+fn glm4moe_has_the_experts_that_its_file_says() {
+    let routed = |w: &Writer| {
+        let plan = arch::plan(&config(w).unwrap()).unwrap();
+        let route = plan.ops.iter().find_map(|op| match op {
+            Op::Route {
+                gating,
+                renormalize,
+                scale,
+                ..
+            } => Some((*gating, *renormalize, *scale)),
+            _ => None,
+        });
+        let shared = plan.weights.iter().filter(|w| w.name.contains("shexp"));
+        (route.unwrap(), shared.count())
+    };
+    let mut w = tiny("glm4moe");
+    assert_eq!(routed(&w), ((Gating::Sigmoid, true, 1.0), 3));
+    w.remove("glm4moe.expert_gating_func");
+    w.remove("glm4moe.expert_weights_norm");
+    w.set("glm4moe.expert_weights_scale", Value::F32(2.5));
+    w.set("glm4moe.expert_shared_count", Value::U32(0));
+    w.tensors.retain(|t| !t.name.contains("shexp"));
+    assert_eq!(routed(&w), ((Gating::Sigmoid, false, 2.5), 0));
+    w.set("glm4moe.expert_gating_func", Value::U32(1));
+    assert_eq!(routed(&w).0, (Gating::Softmax, false, 2.5));
+}
+
+#[test]
 fn glm_4_rotates_halves_where_positions_have_parts() {
     let style = |sections: Option<[i32; 4]>| {
         let mut w = tiny("glm4");

@@ -238,9 +238,15 @@ pub fn tiny(arch: &str) -> Writer {
         let heads = Value::Array(Array::I32(vec![0, 1]));
         w.set(&format!("{arch}.attention.head_count_kv"), heads);
     }
-    if arch == "lfm2moe" {
-        w.set("lfm2moe.leading_dense_block_count", Value::U32(1));
-        w.set("lfm2moe.expert_gating_func", Value::U32(2));
+    let has_bias = matches!(arch, "lfm2moe" | "glm4moe");
+    if has_bias {
+        let dense = format!("{arch}.leading_dense_block_count");
+        w.set(&dense, Value::U32(1));
+        w.set(&format!("{arch}.expert_gating_func"), Value::U32(2));
+    }
+    if arch == "glm4moe" {
+        w.set("glm4moe.expert_shared_count", Value::U32(1));
+        w.set("glm4moe.expert_weights_norm", Value::Bool(true));
     }
     w.set("tokenizer.ggml.model", Value::String("gpt2".into()));
     let tokens = ["a", "b", "ab", "Ġ", "é", "<s>"].into_iter().collect();
@@ -298,15 +304,20 @@ pub fn tiny(arch: &str) -> Writer {
                 t("post_attention_norm", &[8], F32);
             }
             "olmo2" | "exaone4" => {}
-            "seed_oss" => t("post_attention_norm", &[8], F32),
+            "seed_oss" | "glm4moe" => t("post_attention_norm", &[8], F32),
             _ if has_delta => t("post_attention_norm", &[8], F32),
             _ => t("ffn_norm", &[8], F32),
         }
-        if has_experts && !(convolves && layer == 0) {
+        if has_experts && !(has_bias && layer == 0) {
             t("ffn_gate_inp", &[8, 3], F32);
             t("ffn_gate_exps", &[8, 6, 3], F16);
             t("ffn_up_exps", &[8, 6, 3], F16);
             t("ffn_down_exps", &[6, 8, 3], F16);
+            if arch == "glm4moe" {
+                t("ffn_gate_shexp", &[8, 6], F16);
+                t("ffn_up_shexp", &[8, 6], F16);
+                t("ffn_down_shexp", &[6, 8], F16);
+            }
             if has_shared {
                 t("ffn_gate_inp_shexp", &[8], F32);
                 t("ffn_gate_shexp", &[8, 10], F16);
@@ -338,7 +349,7 @@ pub fn tiny(arch: &str) -> Writer {
             t("attn_q_norm", &[8], F32);
             t("attn_k_norm", &[4], F32);
         }
-        if arch == "lfm2moe" && layer == 1 {
+        if has_bias && layer == 1 {
             w.tensor(&format!("blk.{layer}.exp_probs_b.bias"), &[3], F32);
         }
     }

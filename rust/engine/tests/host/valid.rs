@@ -188,7 +188,7 @@ fn norms_of_rows_are_part_of_the_products() {
             }
         }
         let (attn, ffn) = match arch.name {
-            "gpt-oss" | "qwen35" | "qwen35moe" | "qwen3next" | "seed_oss" => {
+            "gpt-oss" | "qwen35" | "qwen35moe" | "qwen3next" | "seed_oss" | "glm4moe" => {
                 (Some("attn_norm.weight"), Some("post_attention_norm.weight"))
             }
             // Norms stand behind its blocks alone.
@@ -206,13 +206,19 @@ fn norms_of_rows_are_part_of_the_products() {
             (ffn, "ffn_up_exps.weight"),
             (None, "ffn_down_exps.weight"),
         ];
-        let is_shared = matches!(arch.name, "qwen35moe" | "qwen3next");
+        let is_shared = matches!(arch.name, "qwen35moe" | "qwen3next" | "glm4moe");
         let shared: &[_] = &[
             (ffn, "ffn_gate_shexp.weight"),
             (ffn, "ffn_up_shexp.weight"),
             // Beside the router, of which it is one more row.
             (ffn, "ffn_gate_inp_shexp.weight"),
         ];
+        // Which not all have.
+        let shared = if arch.name == "glm4moe" {
+            &shared[..2]
+        } else {
+            shared
+        };
         let shared_down: &[_] = &[(None, "ffn_down_shexp.weight")];
         let feed_forward = match (config.experts.is_some(), is_shared) {
             (true, true) => [shared, &experts, shared_down].concat(),
