@@ -46,6 +46,7 @@ MODELS = [
     ("Hunyuan 7B", "hunyuan-7b", "Q4_K_M"),
     ("GLM-4 9B", "glm-4-9b", "Q4_K_M"),
     ("Llama 3.1 8B", "llama-3.1-8b", "Q8_0"),
+    ("Phi-4 14B", "phi-4", "Q4_K_M"),
     ("gpt-oss 20B", "gpt-oss-20b", "MXFP4"),
     ("Qwen3.5 27B", "qwen3.5-27b", "Q4_K_M"),
     ("Qwen3 30B-A3B", "qwen3-30b-a3b", "Q4_K_M"),

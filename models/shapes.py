@@ -61,8 +61,9 @@ class Shape:
     attn_gate: bool = False
     #: Whether norms stand before attention and before the feed-forward part.
     pre_norms: bool = True
-    #: Whether one matrix gives gate and up.
+    #: Whether one matrix gives gate and up, and one queries, keys and values.
     fused_up: bool = False
+    fused_qkv: bool = False
     embedding_scale: float = 0.0
     residual_scale: float = 0.0
     attention_scale: float = 0.0
@@ -146,6 +147,9 @@ class Shape:
             return out + self._gemma4()
         if self.rope_scaling.get("type") == "llama3":
             out.append(("rope_freqs.weight", (self.head_dim // 2,)))
+        if self.rope_scaling.get("type") == "longrope":
+            pairs = (self.rope_dim or self.head_dim) // 2
+            out += [(f"rope_factors_{name}.weight", (pairs,)) for name in ("long", "short")]
         # The queries of a model with a delta rule come with a gate each.
         n_q = 2 * q if self.delta else q
         for layer in range(self.n_layer + self.n_layer_nextn):
@@ -155,12 +159,11 @@ class Shape:
             if layer < self.n_layer and not self.attends(layer):
                 block += self._convolution() if self.conv else self._delta_rule()
             else:
-                block += [
-                    ("attn_q.weight", (self.n_embd, n_q)),
-                    ("attn_k.weight", (self.n_embd, kv)),
-                    ("attn_v.weight", (self.n_embd, kv)),
-                    ("attn_output.weight", (q, self.n_embd)),
-                ]
+                parts = [("attn_q", n_q), ("attn_k", kv), ("attn_v", kv)]
+                if self.fused_qkv:
+                    parts = [("attn_qkv", n_q + 2 * kv)]
+                block += [(f"{name}.weight", (self.n_embd, width)) for name, width in parts]
+                block += [("attn_output.weight", (q, self.n_embd))]
                 if self.attn_gate:
                     block += [("attn_gate.weight", (self.n_embd, q))]
                 if self.qk_norm:

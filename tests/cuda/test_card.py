@@ -112,6 +112,7 @@ SHAPES = (
     "tiny-glm4",
     "odd-exaone4-96",
     "tiny-glm4moe",
+    "tiny-phi",
 )
 
 
@@ -161,6 +162,8 @@ CASES = [
     ("odd-exaone4-96", {"kv_type": "i16"}),
     # Its expert of every row has no gate.
     ("tiny-glm4moe", {"kv_type": "i16"}),
+    # One matrix gives queries, keys and values.
+    ("tiny-phi", {"kv_type": "i16"}),
 ]
 
 

@@ -204,6 +204,8 @@ def test_sizes_of_the_true_shapes() -> None:
         "qwen3-next-80b-a3b": 79.67,
         "glm-4-9b": 9.400,
         "exaone-4.0-32b": 32.00,
+        "phi-3.5-mini": 3.821,
+        "phi-4": 14.66,
         "seed-oss-36b": 36.15,
         "olmo-2-1b": 1.485,
         "olmo-2-7b": 7.299,

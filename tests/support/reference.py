@@ -11,7 +11,7 @@ engine's float32 is measured against.
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
 qwen35, qwen35moe, qwen3next, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3,
 muse-glimmer, olmo2, smollm3, ernie4_5, seed_oss,
-hunyuan-dense, glm4, exaone4, glm4moe.
+hunyuan-dense, glm4, exaone4, glm4moe, phi3.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SIGMOID = {"lfm2moe", "glm4moe"}
 INTERLEAVED = {"llama", "granite", "mistral3", "muse-glimmer", "smollm3", "ernie4_5", "glm4"}
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
 NEOX |= {"olmo2", "qwen3next", "seed_oss"} | (LFM2 := {"lfm2", "lfm2moe"})
-NEOX |= {"hunyuan-dense", "exaone4", "glm4moe"}
+NEOX |= {"hunyuan-dense", "exaone4", "glm4moe", "phi3"}
 
 #: Architectures whose norm before the feed-forward is called after attention.
 NAMED_AFTER = {"qwen35", "qwen35moe", "qwen3next", "gpt-oss", "seed_oss", "glm4moe"}
@@ -55,7 +55,8 @@ class Reference:
     """A model file opened for exact evaluation.
 
     `kv_dtype=np.float16` rounds keys and values as a half-precision cache does. `cache=True` keeps
-    the expanded float32 weights (4 bytes a weight) between calls.
+    the expanded float32 weights (4 bytes a weight) between calls. `n_ctx` is what the context may
+    hold, which chooses among LongRoPE's factors.
     """
 
     def __init__(
@@ -64,12 +65,14 @@ class Reference:
         *,
         kv_dtype: type[np.floating[Any]] = np.float64,
         cache: bool = True,
+        n_ctx: int = 512,
     ) -> None:
         reader = gguf.GGUFReader(os.fspath(path))
         self._meta = {name: field for name, field in reader.fields.items()}
         self._tensors = {t.name: t for t in reader.tensors}
         self._expanded: dict[str, NDArray[np.float32]] | None = {} if cache else None
         self._kv_dtype = kv_dtype
+        self._n_ctx = n_ctx
 
         self.arch: str = self.metadata("general.architecture")
         if self.arch not in INTERLEAVED | NEOX:
@@ -223,11 +226,15 @@ class Reference:
 
     def _attention(self, layer: int, x: Array) -> Array:
         n, d, group = len(x), self.head_dim, self.n_head // self.n_head_kv
-        q = self.linear(x, f"blk.{layer}.attn_q").reshape(n, self.n_head, -1)
+        if f"blk.{layer}.attn_qkv.weight" in self._tensors:
+            rows = self.linear(x, f"blk.{layer}.attn_qkv").reshape(n, -1, d)
+            q, k, v = np.split(rows, [self.n_head, self.n_head + self.n_head_kv], axis=1)
+        else:
+            q = self.linear(x, f"blk.{layer}.attn_q").reshape(n, self.n_head, -1)
+            k = self.linear(x, f"blk.{layer}.attn_k").reshape(n, self.n_head_kv, d)
+            v = self.linear(x, f"blk.{layer}.attn_v").reshape(n, self.n_head_kv, d)
         # In qwen35 each head of queries comes with a gate of its output.
         q, gate = q[..., :d], q[..., d:]
-        k = self.linear(x, f"blk.{layer}.attn_k").reshape(n, self.n_head_kv, d)
-        v = self.linear(x, f"blk.{layer}.attn_v").reshape(n, self.n_head_kv, d)
         # Present in qwen3: each head's own RMS norm, before the rotation; in olmo2 one of all, in
         # hunyuan-dense behind it.
         has_norms, is_late = f"blk.{layer}.attn_q_norm.weight" in self._tensors, self.arch in LATE
@@ -432,6 +439,13 @@ class Reference:
         factors = self.weight("rope_freqs.weight")
         if factors is not None:
             inv_freq = inv_freq / factors.astype(np.float64)
+        # LongRoPE: Ding et al. 2024, https://arxiv.org/abs/2402.13753.
+        original = int(self.key("rope.scaling.original_context_length", self.key("context_length")))
+        which = "long" if self._n_ctx > original else "short"
+        factors = self.weight(f"rope_factors_{which}.weight")
+        if factors is not None:
+            inv_freq = inv_freq / factors.astype(np.float64)
+            return inv_freq, float(self.key("rope.scaling.attn_factor", 1.0))
         kind = self.key("rope.scaling.type", "linear")
         factor = float(self.key("rope.scaling.factor", self.key("rope.scale_linear", 0.0)))
         factor = factor or 1.0

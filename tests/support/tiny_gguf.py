@@ -16,7 +16,7 @@ CHAT_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}\nsecond line
 #: What `write` knows.
 ARCHITECTURES = [
     *("llama", "qwen2", "qwen3", "gemma3", "granite", "muse-glimmer", "olmo2", "smollm3"),
-    *("ernie4_5", "seed_oss", "hunyuan-dense", "glm4", "exaone4"),
+    *("ernie4_5", "seed_oss", "hunyuan-dense", "glm4", "exaone4", "phi3"),
 ]
 
 
@@ -45,7 +45,11 @@ def tensors(arch: str) -> Iterator[tuple[str, NDArray[Any]]]:
             del shapes["attn_norm.weight"], shapes["ffn_norm.weight"]
         if arch == "olmo2":
             shapes |= {f"attn_{x}_norm.weight": (n,) for x, n in (("q", n_q), ("k", n_kv))}
-        if arch == "glm4":
+        if arch == "phi3":
+            for x in "qkv":
+                del shapes[f"attn_{x}.weight"]
+            shapes["attn_qkv.weight"] = (n_q + 2 * n_kv, N_EMBD)
+        if arch in ("glm4", "phi3"):
             del shapes["ffn_gate.weight"]
             shapes["ffn_up.weight"] = (2 * N_FF, N_EMBD)
         if arch == "seed_oss":

@@ -195,6 +195,10 @@ pub struct Config {
     pub rope_scaling: RopeScaling,
     /// Whether positions have parts (M-RoPE), which are the same in text.
     pub rope_sections: bool,
+    /// The context before scaling.
+    pub n_ctx_original: usize,
+    /// `rope.scaling.attn_factor`, of cosines and sines.
+    pub rope_attn_factor: f64,
     /// `rope.scaling.yarn_log_multiplier`, by which some families take back a part of YaRN's factor.
     pub yarn_log_multiplier: f64,
     /// `None` where the file has none.
@@ -544,6 +548,10 @@ impl Config {
             rope_base,
             rope_scaling,
             rope_sections: Self::has_sections(&keys),
+            n_ctx_original: Self::original_context(&keys, n_ctx_train)?,
+            rope_attn_factor: keys
+                .float("rope.scaling.attn_factor", 0.01..=100.0)?
+                .unwrap_or(1.0),
             yarn_log_multiplier: keys
                 .float("rope.scaling.yarn_log_multiplier", 0.0..=100.0)?
                 .unwrap_or(0.0),

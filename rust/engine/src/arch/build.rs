@@ -4,8 +4,8 @@
 use crate::config::{Config, Experts, RopeScaling};
 use crate::error::{Error, Result};
 use crate::plan::{
-    Buffer, BufferId, Gating, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, StateId,
-    Temperature, Weight, WeightId,
+    Buffer, BufferId, Gating, KvShape, LongFactors, Norm, Op, Plan, RopeStyle, RopeTable, Rows,
+    StateId, Temperature, Weight, WeightId,
 };
 
 /// Rows of the vocabulary; also the last matrix where a model ties both.
@@ -203,8 +203,17 @@ impl<'a> Builder<'a> {
             factors,
             scale,
             temperature: None,
+            long: None,
         });
         self.plan.ropes.len() - 1
+    }
+
+    /// Other factors for the table of this number in a long context, and a factor of its cosines and sines.
+    pub fn lengthen(&mut self, table: usize, long: LongFactors, scale: f64) -> Result<()> {
+        let of = self.plan.ropes.get_mut(table);
+        let of = of.ok_or_else(|| Error::Internal(format!("table of angles {table}")))?;
+        (of.long, of.scale) = (Some(long), scale);
+        Ok(())
     }
 
     /// A table as that of this number, whose heads count more the later their token. Its number.

@@ -23,6 +23,7 @@ mod llama;
 mod mistral3;
 mod muse_glimmer;
 mod olmo2;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen35;
@@ -165,6 +166,12 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "glm4moe",
         experts: true,
         plan: glm4moe::plan,
+    },
+    // Phi-3.5 and Phi-4 call themselves so too.
+    Architecture {
+        name: "phi3",
+        experts: false,
+        plan: phi3::plan,
     },
 ];
 

@@ -680,6 +680,33 @@ fn glm4moe_has_the_experts_that_its_file_says() {
 }
 
 #[test]
+fn phi_3_has_other_angles_in_contexts_that_may_be_long() {
+    let mut w = tiny("phi3");
+    let plan = arch::plan(&config(&w).unwrap()).unwrap();
+    let [table] = &plan.ropes[..] else {
+        panic!("{} tables", plan.ropes.len())
+    };
+    assert_eq!(table.scale, 1.25);
+    let name = |n_ctx| &plan.weight(table.factors_in(n_ctx).unwrap()).name[..];
+    assert_eq!(
+        [16, 17].map(name),
+        ["rope_factors_short.weight", "rope_factors_long.weight"]
+    );
+    assert_eq!([16, 17].map(|n_ctx| plan.is_long(n_ctx)), [false, true]);
+    w.tensors.retain(|t| t.name != "rope_factors_long.weight");
+    says(
+        &message(load(&w.bytes()), Kind::Model),
+        &["rope_factors_long.weight", "nothing"],
+    );
+    w.tensors.retain(|t| t.name != "rope_factors_short.weight");
+    let plan = arch::plan(&config(&w).unwrap()).unwrap();
+    assert_eq!(
+        (plan.ropes[0].factors_in(17), plan.ropes[0].scale),
+        (None, 1.0)
+    );
+}
+
+#[test]
 fn glm_4_rotates_halves_where_positions_have_parts() {
     let style = |sections: Option<[i32; 4]>| {
         let mut w = tiny("glm4");

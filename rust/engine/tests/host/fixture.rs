@@ -217,6 +217,12 @@ pub fn tiny(arch: &str) -> Writer {
         let window = format!("{arch}.attention.sliding_window");
         w.set(&window, Value::U32(4));
     }
+    if arch == "phi3" {
+        w.set("phi3.rope.scaling.attn_factor", Value::F32(1.25));
+        w.set("phi3.rope.scaling.original_context_length", Value::U32(16));
+        w.tensor("rope_factors_short.weight", &[2], F32);
+        w.tensor("rope_factors_long.weight", &[2], F32);
+    }
     if arch == "granite" {
         w.set("granite.logit_scale", Value::F32(8.0));
     }
@@ -286,6 +292,9 @@ pub fn tiny(arch: &str) -> Writer {
             t("shortconv.in_proj", &[8, 24], F16);
             t("shortconv.conv", &[3, 8], F32);
             t("shortconv.out_proj", &[8, 8], F16);
+        } else if arch == "phi3" {
+            t("attn_qkv", &[8, 16], F16);
+            t("attn_output", &[8, 8], F16);
         } else {
             // Queries with a gate each are twice as wide.
             t("attn_q", &[8, if has_delta { 16 } else { 8 }], F16);
@@ -325,7 +334,7 @@ pub fn tiny(arch: &str) -> Writer {
                 t("ffn_down_shexp", &[10, 8], F16);
             }
         } else {
-            let fused = arch == "glm4";
+            let fused = matches!(arch, "glm4" | "phi3");
             if !fused {
                 t("ffn_gate", &[8, 12], F16);
             }

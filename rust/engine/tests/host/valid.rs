@@ -224,7 +224,7 @@ fn norms_of_rows_are_part_of_the_products() {
             (true, true) => [shared, &experts, shared_down].concat(),
             (true, false) => experts.to_vec(),
             // Of the gate and of up in one.
-            (false, _) if arch.name == "glm4" => dense[1..].to_vec(),
+            (false, _) if matches!(arch.name, "glm4" | "phi3") => dense[1..].to_vec(),
             (false, _) => dense.to_vec(),
         };
         let mut attention = vec![
@@ -235,6 +235,9 @@ fn norms_of_rows_are_part_of_the_products() {
             (None, "attn_output.weight"),
         ];
         attention.retain(|(_, name)| arch.name == "muse-glimmer" || *name != "attn_gate.weight");
+        if arch.name == "phi3" {
+            attention.splice(..3, [(attn, "attn_qkv.weight")]);
+        }
         // Its values are its keys.
         attention.retain(|(_, name)| arch.name != "gemma4" || *name != "attn_v.weight");
         let convolves = arch.name.starts_with("lfm2");

@@ -323,6 +323,7 @@ fn with_rope(head_dim: usize) -> Plan {
             factors: None,
             scale: 1.0,
             temperature: None,
+            long: None,
         }],
         logits: BufferId(0),
         ..Plan::default()
