@@ -43,12 +43,18 @@ MODELS = [
     ("OLMo 3 7B", "olmo-3-7b", "Q4_K_M"),
     ("Llama 3.1 8B", "llama-3.1-8b", "Q4_K_M"),
     ("Qwen3 8B", "qwen3-8b", "Q4_K_M"),
+    ("Hunyuan 7B", "hunyuan-7b", "Q4_K_M"),
+    ("GLM-4 9B", "glm-4-9b", "Q4_K_M"),
     ("Llama 3.1 8B", "llama-3.1-8b", "Q8_0"),
+    ("Phi-4 14B", "phi-4", "Q4_K_M"),
     ("gpt-oss 20B", "gpt-oss-20b", "MXFP4"),
     ("Qwen3.5 27B", "qwen3.5-27b", "Q4_K_M"),
     ("Qwen3 30B-A3B", "qwen3-30b-a3b", "Q4_K_M"),
     ("Qwen3.5 35B-A3B", "qwen3.5-35b-a3b", "Q4_K_M"),
+    ("Seed-OSS 36B", "seed-oss-36b", "Q4_K_M"),
+    ("EXAONE 4.0 32B", "exaone-4.0-32b", "Q4_K_M"),
     ("Qwen3-Next 80B-A3B", "qwen3-next-80b-a3b", "Q4_K_M"),
+    ("GLM-4.5-Air", "glm-4.5-air", "Q4_K_M"),
 ]
 #: Tokens of the conversation that is told.
 CONTEXT = 8192

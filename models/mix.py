@@ -49,7 +49,7 @@ def type_of(shape: Shape, mix: str, name: str, cols: int, block_elems: Mapping[s
         or "ffn_gate_inp" in name
         or "attn_sinks" in name
         or "layer_output_scale" in name
-        or name == "rope_freqs.weight"
+        or name.startswith("rope_")
     )
     if stays or not name.endswith(".weight"):
         return "F32"

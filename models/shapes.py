@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-PATHS = [Path(__file__).with_name(name) for name in ("shapes.toml", "small_shapes.toml")]
+FILES = ("shapes.toml", "small_shapes.toml", "odd_shapes.toml")
+PATHS = [Path(__file__).with_name(name) for name in FILES]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One table of `shapes.toml` or `small_shapes.toml`; see there."""
+    """One table of `shapes.toml`, `small_shapes.toml` or `odd_shapes.toml`; see there."""
 
     name: str
     arch: str
@@ -60,6 +61,9 @@ class Shape:
     attn_gate: bool = False
     #: Whether norms stand before attention and before the feed-forward part.
     pre_norms: bool = True
+    #: Whether one matrix gives gate and up, and one queries, keys and values.
+    fused_up: bool = False
+    fused_qkv: bool = False
     embedding_scale: float = 0.0
     residual_scale: float = 0.0
     attention_scale: float = 0.0
@@ -72,6 +76,8 @@ class Shape:
     n_layer_dense: int = 0
     #: Experts by sigmoids, and a bias in their choice.
     sigmoid: bool = False
+    #: What the weights of the chosen are multiplied by.
+    expert_scale: float = 0.0
     #: Width of the expert that every row goes to.
     n_ff_shared: int = 0
     #: Whether each matrix has a scale of its own beside it, and what its input was scaled by.
@@ -143,6 +149,9 @@ class Shape:
             return out + self._gemma4()
         if self.rope_scaling.get("type") == "llama3":
             out.append(("rope_freqs.weight", (self.head_dim // 2,)))
+        if self.rope_scaling.get("type") == "longrope":
+            pairs = (self.rope_dim or self.head_dim) // 2
+            out += [(f"rope_factors_{name}.weight", (pairs,)) for name in ("long", "short")]
         # The queries of a model with a delta rule come with a gate each.
         n_q = 2 * q if self.delta else q
         for layer in range(self.n_layer + self.n_layer_nextn):
@@ -152,19 +161,18 @@ class Shape:
             if layer < self.n_layer and not self.attends(layer):
                 block += self._convolution() if self.conv else self._delta_rule()
             else:
-                block += [
-                    ("attn_q.weight", (self.n_embd, n_q)),
-                    ("attn_k.weight", (self.n_embd, kv)),
-                    ("attn_v.weight", (self.n_embd, kv)),
-                    ("attn_output.weight", (q, self.n_embd)),
-                ]
+                parts = [("attn_q", n_q), ("attn_k", kv), ("attn_v", kv)]
+                if self.fused_qkv:
+                    parts = [("attn_qkv", n_q + 2 * kv)]
+                block += [(f"{name}.weight", (self.n_embd, width)) for name, width in parts]
+                block += [("attn_output.weight", (q, self.n_embd))]
                 if self.attn_gate:
                     block += [("attn_gate.weight", (self.n_embd, q))]
                 if self.qk_norm:
                     widths = (q, kv) if self.qk_norm_whole else (self.head_dim, self.head_dim)
                     names = ("attn_q_norm.weight", "attn_k_norm.weight")
                     block += [(name, (n,)) for name, n in zip(names, widths, strict=True)]
-            named_after = self.delta or self.sinks
+            named_after = self.delta or self.sinks or self.arch in ("seed_oss", "glm4moe")
             before_ffn = "post_attention_norm.weight" if named_after else "ffn_norm.weight"
             if self.pre_norms:
                 block += [(before_ffn, (self.n_embd,))]
@@ -178,16 +186,18 @@ class Shape:
                     ("ffn_down_exps.weight", (self.n_ff_exp, self.n_embd, self.n_expert)),
                 ]
                 if self.n_ff_shared:
+                    if self.arch != "glm4moe":
+                        block += [("ffn_gate_inp_shexp.weight", (self.n_embd,))]
                     block += [
-                        ("ffn_gate_inp_shexp.weight", (self.n_embd,)),
                         ("ffn_gate_shexp.weight", (self.n_embd, self.n_ff_shared)),
                         ("ffn_up_shexp.weight", (self.n_embd, self.n_ff_shared)),
                         ("ffn_down_shexp.weight", (self.n_ff_shared, self.n_embd)),
                     ]
             else:
+                if not self.fused_up:
+                    block += [("ffn_gate.weight", (self.n_embd, self.n_ff))]
                 block += [
-                    ("ffn_gate.weight", (self.n_embd, self.n_ff)),
-                    ("ffn_up.weight", (self.n_embd, self.n_ff)),
+                    ("ffn_up.weight", (self.n_embd, (1 + self.fused_up) * self.n_ff)),
                     ("ffn_down.weight", (self.n_ff, self.n_embd)),
                 ]
             if self.sinks:

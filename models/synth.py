@@ -294,6 +294,7 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         "attention.temperature_scale": shape.temperature,
         "rope.scaling.yarn_log_multiplier": shape.rope_scaling.get("log_multiplier", 0.0),
         "logit_scale": shape.logit_scale,
+        "expert_weights_scale": shape.expert_scale,
         "final_logit_softcapping": shape.logit_cap,
     }.items():
         if factor:
@@ -308,7 +309,10 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         out[f"{a}.expert_gating_func"] = gguf_io.u32(2)
     if shape.conv:
         out[f"{a}.shortconv.l_cache"] = gguf_io.u32(shape.conv)
-    if shape.n_ff_shared:
+    if a == "glm4moe":
+        out[f"{a}.expert_shared_count"] = gguf_io.u32(shape.n_ff_shared // shape.n_ff_exp)
+        out[f"{a}.expert_weights_norm"] = gguf_io.boolean(True)
+    elif shape.n_ff_shared:
         out[f"{a}.expert_shared_feed_forward_length"] = gguf_io.u32(shape.n_ff_shared)
     if shape.pooling:
         out[f"{a}.pooling_type"] = gguf_io.u32(POOLING[shape.pooling])
@@ -328,6 +332,9 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
     if shape.n_layer_nextn:
         out[f"{a}.nextn_predict_layers"] = gguf_io.u32(shape.n_layer_nextn)
     scaling = shape.rope_scaling
+    if scaling.get("type") == "longrope":
+        out[f"{a}.rope.scaling.attn_factor"] = gguf_io.f32(scaling["attn_factor"])
+        out[f"{a}.rope.scaling.original_context_length"] = gguf_io.u32(scaling["original_context"])
     # llama3 scaling is data: the tensor rope_freqs.weight.
     if scaling.get("type") in ("linear", "yarn"):
         out[f"{a}.rope.scaling.type"] = gguf_io.string(scaling["type"])
@@ -413,6 +420,8 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
     sharp = 1.5 / math.sqrt(scale)
     gain = {"attn_q": sharp, "attn_k": sharp, "attn_output": share, "ffn_down": share / 0.6}
     gain["ssm_out"] = gain["ffn_down"]
+    if shape.fused_qkv:
+        gain |= {"attn_qkv": sharp, "attn_output": share / sharp}
     # Between them stand a product of two numbers, three factors near 1 each, and another product.
     gain["out_proj"] = share / math.sqrt(shape.conv or 1)
     if shape.sinks:
@@ -435,6 +444,11 @@ def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArra
     if name == "rope_freqs.weight":
         return llama3_factors(shape)
     noise = rng.standard_normal(n, dtype=np.float32)
+    # LongRoPE's: the slower a pair, the more.
+    if name.startswith("rope_factors_"):
+        most = 8.0 if "long" in name else 1.5
+        rising = np.linspace(1.0, most, n).astype(np.float32)
+        return (rising + np.float32(0.05) * np.abs(noise)).astype(np.float32)
     # A state that stays for some tokens up to some hundred.
     if name.endswith(".ssm_a"):
         return np.float32(-0.2) - np.abs(noise)

@@ -107,6 +107,12 @@ SHAPES = (
     "tiny-muse-glimmer",
     "tiny-olmo2",
     "tiny-smollm3",
+    "tiny-seed-oss",
+    "tiny-hunyuan-dense",
+    "tiny-glm4",
+    "odd-exaone4-96",
+    "tiny-glm4moe",
+    "tiny-phi",
 )
 
 
@@ -147,6 +153,17 @@ CASES = [
     ("tiny-olmo2", {"kv_type": "i16"}),
     # Its last layer is not rotated.
     ("tiny-smollm3", {"kv_type": "i16"}),
+    ("tiny-seed-oss", {"kv_type": "i16"}),
+    # Its heads are normalized behind the rotation.
+    ("tiny-hunyuan-dense", {"kv_type": "i16"}),
+    # One matrix gives gate and up, and half of a head is rotated.
+    ("tiny-glm4", {"kv_type": "i16"}),
+    # Its last layer sees all and is not rotated.
+    ("odd-exaone4-96", {"kv_type": "i16"}),
+    # Its expert of every row has no gate.
+    ("tiny-glm4moe", {"kv_type": "i16"}),
+    # One matrix gives queries, keys and values.
+    ("tiny-phi", {"kv_type": "i16"}),
 ]
 
 

@@ -26,7 +26,8 @@ BARS_OF_INTEGERS = [("f32", 1e-4, 0.2), ("f16", 1.5e-4, 0.25), ("i16", 1e-4, 0.2
 ARCHITECTURES = (
     *("llama", "qwen2", "qwen3", "qwen3moe", "gpt-oss", "qwen35", "qwen35moe"),
     *("qwen3next", "gemma3", "gemma4", "granite", "lfm2", "lfm2moe", "mistral3"),
-    *("muse-glimmer", "olmo2", "smollm3", "ernie4_5"),
+    *("muse-glimmer", "olmo2", "smollm3", "ernie4_5", "seed_oss", "hunyuan-dense", "glm4"),
+    *("exaone4", "glm4moe", "phi3"),
 )
 
 #: How near the exact scores of two experts are where caches that round may choose the other; they
@@ -89,7 +90,7 @@ def test_every_architecture_meets_every_type() -> None:
     assert {name for name, _ in CASES} == {name for name in SMALL if ALL_CASES[name]}
     assert {kind for _, kind in CASES} == set(TYPES)
     scalings = {SHAPES[name].rope_scaling.get("type") for name, _ in CASES}
-    assert scalings == {None, "linear", "yarn", "llama3"}
+    assert scalings == {None, "linear", "yarn", "llama3", "longrope"}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +130,18 @@ def test_exact(name: str, kind: str, tmp_path: Path) -> None:
         assert np.array_equal(steps.view(np.uint32), found.view(np.uint32))
         if kv_type == "f32" and not are_integers:
             assert np.array_equal(found.argmax(axis=1), exact.argmax(axis=1))
+
+
+def test_long_factors_are_of_what_a_context_may_hold(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    synth.write(path, SHAPES["tiny-phi"], "F32", seed=3)
+    ids = list(range(3, 67))
+    found = []
+    for n_ctx in (128, 129):
+        with LLM(path, device="cpu", n_ctx=n_ctx, max_batch=1, kv_type="f32") as llm:
+            found.append(llm.logits(ids))
+        assert np.abs(found[-1] - Reference(path, n_ctx=n_ctx).logits(ids)).max() <= 1e-3
+    assert np.abs(found[0] - found[1]).max() > 0.1
 
 
 def test_only_a_choice_between_near_scores_may_fall_otherwise(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 Float32 weights and a float32 cache leave llama.cpp's own rounding, about 0.02 in a log-probability.
 """
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -89,10 +90,13 @@ def prompt_of(name: str) -> list[int]:
 @pytest.mark.parametrize("name", SMALL)
 def test_agrees_with_llama_cpp(name: str, mix: str, tmp_path: Path) -> None:
     path, ids = tmp_path / "model.gguf", prompt_of(name)
-    synth.write(path, shapes.find(name), mix, seed=3)
+    shape = shapes.find(name)
+    # llama.cpp knows of windows in the one model that has them, by its number of layers.
+    if shape.arch == "exaone4" and shape.window:
+        shape = dataclasses.replace(shape, n_layer=64)
+    synth.write(path, shape, mix, seed=3)
     exact = log_softmax(Reference(path).logits(ids))
     found = list(answers(path, ids))
-    shape = shapes.find(name)
     # With halves it rounds what they multiply to halves too. Experts and states together make up to
     # 0.13 of that; of a pass that rounds as it does, it is within 0.02 there.
     far = 0.3 if mix == "F16" and shape.delta and shape.n_expert else 0.1

@@ -36,7 +36,8 @@ def delta_rule(
     grouped: bool = False,
 ) -> Array:
     """The outputs [tokens, heads, d] of queries and keys [tokens, key heads, d] and values
-    [tokens, heads, d]; head h of the values goes with head h % key heads, or `grouped` with head h * key heads // heads."""
+    [tokens, heads, d]; head h of the values goes with head h % key heads, or where they are
+    `grouped` with head h * key heads // heads."""
     n, heads, d = v.shape
     q = q / np.sqrt((q * q).sum(axis=-1, keepdims=True) + eps) / np.sqrt(d)
     k = k / np.sqrt((k * k).sum(axis=-1, keepdims=True) + eps)

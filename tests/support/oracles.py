@@ -26,6 +26,7 @@ LLAMA3 = (
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 QWEN35 = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"\s\p{L}\p{N}", r"\s\p{L}\p{M}\p{N}")
+SEED_CODER = QWEN2.replace(r"\p{N}]+[\r\n]*", r"\p{N}]+")
 _FRONT, _BEHIND = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_FRONT}*{_BEHIND}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -58,6 +59,7 @@ STEPS: dict[str, list[Any]] = {
     "dbrx": [_cut(LLAMA3), _BYTES],
     "qwen2": [_cut(QWEN2), _BYTES],
     "qwen35": [_cut(QWEN35), _BYTES],
+    "seed-coder": [_cut(SEED_CODER), _BYTES],
     "gpt-4o": [_cut(GPT4O), _BYTES],
     "tekken": [_cut(TEKKEN), _BYTES],
     "deepseek-llm": [
@@ -72,6 +74,14 @@ STEPS: dict[str, list[Any]] = {
     "deepseek-coder": [
         *(_cut(r"[\r\n]"), _cut(r"\s?\p{L}+"), _cut(r"\s?\p{P}+"), _cut(DEEPSEEK_EAST_ASIAN)),
         *(_DIGITS, _BYTES),
+    ],
+    "deepseek-v3": [
+        *(_cut(r"\p{N}{1,3}"), _cut("[一-龥぀-ゟ゠-ヿ]+")),
+        _cut(
+            r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+            r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ),
+        _BYTES,
     ],
     "falcon": [_cut(r"[\p{P}\$\+<=>\^~\|`]+"), _GPT2, _cut("[0-9][0-9][0-9]")],
 }
@@ -90,7 +100,9 @@ def known_to_llama_cpp(pre: str, c: str) -> bool:
     if pre in ("gpt-4o", "tekken"):
         # What Python does not know as a character yet may be one of them.
         return unicodedata.category(c) not in ("Lu", "Ll", "Lt", "Mn", "Mc", "Me", "Cn")
-    return not (pre.startswith("deepseek") and c.isspace())
+    # Signs that are new in Unicode are none to it.
+    is_new = pre == "deepseek-v3" and unicodedata.category(c) == "Cn"
+    return not is_new and not (pre.startswith("deepseek") and c.isspace())
 
 
 Metadata = dict[str, Any]

@@ -10,7 +10,8 @@ engine's float32 is measured against.
 
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
 qwen35, qwen35moe, qwen3next, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3,
-muse-glimmer, olmo2, smollm3, ernie4_5.
+muse-glimmer, olmo2, smollm3, ernie4_5, seed_oss,
+hunyuan-dense, glm4, exaone4, glm4moe, phi3.
 """
 
 from __future__ import annotations
@@ -29,10 +30,23 @@ from support.delta_rule import causal_convolution, delta_rule, logistic
 
 Array = NDArray[np.float64]
 
+#: Architectures that choose experts by sigmoids and a bias.
+SIGMOID = {"lfm2moe", "glm4moe"}
+
 #: Architectures whose RoPE rotates neighbours (2i, 2i+1); the others rotate (i, i + d/2).
-INTERLEAVED = {"llama", "granite", "mistral3", "muse-glimmer", "smollm3", "ernie4_5"}
+INTERLEAVED = {"llama", "granite", "mistral3", "muse-glimmer", "smollm3", "ernie4_5", "glm4"}
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
-NEOX |= {"olmo2", "qwen3next"} | (LFM2 := {"lfm2", "lfm2moe"})
+NEOX |= {"olmo2", "qwen3next", "seed_oss"} | (LFM2 := {"lfm2", "lfm2moe"})
+NEOX |= {"hunyuan-dense", "exaone4", "glm4moe", "phi3"}
+
+#: Architectures whose norm before the feed-forward is called after attention.
+NAMED_AFTER = {"qwen35", "qwen35moe", "qwen3next", "gpt-oss", "seed_oss", "glm4moe"}
+
+#: Architectures that normalize heads behind the rotation.
+LATE = {"hunyuan-dense"}
+
+#: Architectures with a norm behind each block.
+NORMED_BEHIND = {"gemma3", "muse-glimmer", "olmo2", "glm4", "exaone4"}
 
 Rope = tuple[Array, float]
 
@@ -41,7 +55,8 @@ class Reference:
     """A model file opened for exact evaluation.
 
     `kv_dtype=np.float16` rounds keys and values as a half-precision cache does. `cache=True` keeps
-    the expanded float32 weights (4 bytes a weight) between calls.
+    the expanded float32 weights (4 bytes a weight) between calls. `n_ctx` is what the context may
+    hold, which chooses among LongRoPE's factors.
     """
 
     def __init__(
@@ -50,12 +65,14 @@ class Reference:
         *,
         kv_dtype: type[np.floating[Any]] = np.float64,
         cache: bool = True,
+        n_ctx: int = 512,
     ) -> None:
         reader = gguf.GGUFReader(os.fspath(path))
         self._meta = {name: field for name, field in reader.fields.items()}
         self._tensors = {t.name: t for t in reader.tensors}
         self._expanded: dict[str, NDArray[np.float32]] | None = {} if cache else None
         self._kv_dtype = kv_dtype
+        self._n_ctx = n_ctx
 
         self.arch: str = self.metadata("general.architecture")
         if self.arch not in INTERLEAVED | NEOX:
@@ -73,7 +90,7 @@ class Reference:
         self._rope_all = self._rope_frequencies()
         # Gemma 3 (https://arxiv.org/abs/2503.19786, section 2): layers that see a window have a
         # base of their own and no scaling; five of them come before each that sees all.
-        has_windows = self.arch in ("gemma3", "gpt-oss", "muse-glimmer", "olmo2")
+        has_windows = self.arch in ("gemma3", "gpt-oss", "muse-glimmer", "olmo2", "exaone4")
         self.window = int(self.key("attention.sliding_window", 0)) if has_windows else 0
         # OLMo 3 (https://arxiv.org/abs/2512.13961) has one base, and three come before each.
         one_base = self.arch in ("muse-glimmer", "olmo2")
@@ -81,7 +98,7 @@ class Reference:
         local = float(self.key("rope.freq_base_swa", usual))
         pair = np.arange(self.n_rot // 2, dtype=np.float64)
         self._rope_window: Rope = (local ** (-2.0 * pair / self.n_rot), 1.0)
-        if self.arch == "gpt-oss":
+        if self.arch in ("gpt-oss", "exaone4"):
             self._rope_window = self._rope_all
         #: Layers and rows where the best expert that is not chosen goes for the last that is.
         self.swapped: set[tuple[int, int]] = set()
@@ -138,21 +155,19 @@ class Reference:
         residual = self._granite("residual_scale", 1.0)
         for layer in range(self.n_layer):
             delta = self._mixer(layer)(layer, self._norm_before(x, f"blk.{layer}.attn_norm"))
-            if self.arch in ("gemma3", "muse-glimmer", "olmo2"):
+            if self.arch in NORMED_BEHIND:
                 delta = self.norm(delta, f"blk.{layer}.post_attention_norm", behind)
             x = x + residual * delta
-            # What is called so in these stands before the feed-forward.
-            named_after = self.arch in ("qwen35", "qwen35moe", "qwen3next", "gpt-oss")
-            norm = "post_attention_norm" if named_after else "ffn_norm"
+            norm = "post_attention_norm" if self.arch in NAMED_AFTER else "ffn_norm"
             delta = self._feed_forward(layer, self._norm_before(x, f"blk.{layer}.{norm}"))
-            if self.arch in ("gemma3", "muse-glimmer", "olmo2"):
+            if self.arch in NORMED_BEHIND:
                 delta = self.norm(delta, f"blk.{layer}.post_ffw_norm", behind)
             x = x + residual * delta
         return self.norm(x, "token_embd_norm" if self.arch in LFM2 else "output_norm")
 
     def _norm_before(self, x: Array, name: str) -> Array:
         """OLMo 2 (https://arxiv.org/abs/2501.00656, section 3.2) norms what a block gives alone."""
-        return x if self.arch == "olmo2" else self.norm(x, name)
+        return x if self.arch in ("olmo2", "exaone4") else self.norm(x, name)
 
     def _mixer(self, layer: int) -> Callable[[int, Array], Array]:
         """What mixes the tokens in a layer."""
@@ -195,7 +210,7 @@ class Reference:
         return factors
 
     def _sees_a_window(self, layer: int) -> bool:
-        usual = {"gpt-oss": 2, "muse-glimmer": 4, "olmo2": 4}.get(self.arch, 6)
+        usual = {"gpt-oss": 2, "muse-glimmer": 4, "olmo2": 4, "exaone4": 4}.get(self.arch, 6)
         period = self.key("attention.sliding_window_pattern", usual)
         if isinstance(period, list):
             return bool(period[layer])
@@ -204,22 +219,34 @@ class Reference:
     def _rotates(self, layer: int) -> bool:
         if self.arch == "smollm3":
             return layer % 4 != 3
-        return self.arch != "muse-glimmer" or self._sees_a_window(layer)
+        # EXAONE 4 (https://arxiv.org/abs/2507.11407, section 2.1); without windows all are rotated.
+        if self.arch == "exaone4" and not self.window:
+            return True
+        return self.arch not in ("muse-glimmer", "exaone4") or self._sees_a_window(layer)
 
     def _attention(self, layer: int, x: Array) -> Array:
         n, d, group = len(x), self.head_dim, self.n_head // self.n_head_kv
-        q = self.linear(x, f"blk.{layer}.attn_q").reshape(n, self.n_head, -1)
+        if f"blk.{layer}.attn_qkv.weight" in self._tensors:
+            rows = self.linear(x, f"blk.{layer}.attn_qkv").reshape(n, -1, d)
+            q, k, v = np.split(rows, [self.n_head, self.n_head + self.n_head_kv], axis=1)
+        else:
+            q = self.linear(x, f"blk.{layer}.attn_q").reshape(n, self.n_head, -1)
+            k = self.linear(x, f"blk.{layer}.attn_k").reshape(n, self.n_head_kv, d)
+            v = self.linear(x, f"blk.{layer}.attn_v").reshape(n, self.n_head_kv, d)
         # In qwen35 each head of queries comes with a gate of its output.
         q, gate = q[..., :d], q[..., d:]
-        k = self.linear(x, f"blk.{layer}.attn_k").reshape(n, self.n_head_kv, d)
-        v = self.linear(x, f"blk.{layer}.attn_v").reshape(n, self.n_head_kv, d)
-        # Present in qwen3: each head's own RMS norm, before the rotation; in olmo2 one of all.
-        if f"blk.{layer}.attn_q_norm.weight" in self._tensors:
+        # Present in qwen3: each head's own RMS norm, before the rotation; in olmo2 one of all, in
+        # hunyuan-dense behind it.
+        has_norms, is_late = f"blk.{layer}.attn_q_norm.weight" in self._tensors, self.arch in LATE
+        if has_norms and not is_late:
             q = self.norm(q, f"blk.{layer}.attn_q_norm")
             k = self.norm(k, f"blk.{layer}.attn_k_norm")
         rope = self._rope_window if self._sees_a_window(layer) else self._rope_all
         if self._rotates(layer):
             q, k = self._rope(q, rope), self._rope(k, rope)
+        if has_norms and is_late:
+            q = self.norm(q, f"blk.{layer}.attn_q_norm")
+            k = self.norm(k, f"blk.{layer}.attn_k_norm")
         # Muse Glimmer's gate has a matrix of its own.
         if self.arch == "muse-glimmer":
             gate = self.linear(x, f"blk.{layer}.attn_gate").reshape(n, self.n_head, d)
@@ -252,8 +279,8 @@ class Reference:
         )
         qkv = qkv * logistic(qkv)
         q, k, v = np.split(qkv.reshape(n, -1, d), [key_heads, 2 * key_heads], axis=1)
-        # Qwen3-Next (https://huggingface.co/docs/transformers/model_doc/qwen3_next) has the heads of
-        # values in groups, one a head of keys, and the betas of a group before its alphas.
+        # Qwen3-Next (https://huggingface.co/docs/transformers/model_doc/qwen3_next) has the heads
+        # of values in groups, one a head of keys, and the betas of a group before its alphas.
         grouped = self.arch == "qwen3next"
         if grouped:
             both = self.linear(x, f"blk.{layer}.ssm_ba").reshape(n, key_heads, 2, -1)
@@ -278,29 +305,35 @@ class Reference:
     def _feed_forward(self, layer: int, x: Array) -> Array:
         if f"blk.{layer}.ffn_gate_inp.weight" in self._tensors:
             return self._experts(layer, x) + self._shared_expert(layer, x)
-        gate = self.linear(x, f"blk.{layer}.ffn_gate")
+        up = self.linear(x, f"blk.{layer}.ffn_up")
+        if f"blk.{layer}.ffn_gate.weight" in self._tensors:
+            gate = self.linear(x, f"blk.{layer}.ffn_gate")
+        else:
+            gate, up = np.split(up, 2, axis=1)
         if self.arch == "gemma3":
             cubed = gate + 0.044715 * gate**3
             gate = 0.5 * gate * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * cubed))
         else:
             with np.errstate(over="ignore"):  # exp(-gate) = inf gives the right limit, 0
                 gate = gate / (1.0 + np.exp(-gate))
-        return self.linear(gate * self.linear(x, f"blk.{layer}.ffn_up"), f"blk.{layer}.ffn_down")
+        return self.linear(gate * up, f"blk.{layer}.ffn_down")
 
     def _experts(self, layer: int, x: Array) -> Array:
         """The largest of the router's logits, of equals the first; each expert's share is that of
-        the softmax over those chosen, which is that over all by what these add up to. In lfm2moe it
+        the softmax over those chosen, which is that over all by what these add up to. In SIGMOID it
         is the largest of sigmoids with a bias each, and the share is that of the sigmoids."""
         logits = self.linear(x, f"blk.{layer}.ffn_gate_inp")
         compared = logits
-        if self.arch == "lfm2moe":
+        if self.arch in SIGMOID:
             compared = logistic(logits) + self.require(f"blk.{layer}.exp_probs_b.bias")
         chosen = self.chosen(layer, compared)
         picked = np.take_along_axis(logits, chosen, axis=1)
         shares = np.exp(picked - picked.max(axis=1, keepdims=True))
-        if self.arch == "lfm2moe":
+        if self.arch in SIGMOID:
             shares = logistic(picked)
         shares /= shares.sum(axis=1, keepdims=True)
+        if self.arch == "glm4moe":
+            shares *= float(self.key("expert_weights_scale", 1.0))
         out = np.zeros_like(x)
         for expert in np.unique(chosen):
             rows, at = np.nonzero(chosen == expert)
@@ -322,12 +355,13 @@ class Reference:
         return order[:, :k]
 
     def _shared_expert(self, layer: int, x: Array) -> Array | float:
-        """Of qwen35moe and qwen3next: one that every row goes to, times the logistic function of one number."""
-        row = self.weight(f"blk.{layer}.ffn_gate_inp_shexp.weight")
-        if row is None:
+        """Of qwen35moe and qwen3next: one that every row goes to, times the logistic function of
+        one number; of glm4moe the same without a factor."""
+        if f"blk.{layer}.ffn_up_shexp.weight" not in self._tensors:
             return 0.0
+        row = self.weight(f"blk.{layer}.ffn_gate_inp_shexp.weight")
         gate, up = (self.linear(x, f"blk.{layer}.ffn_{part}_shexp") for part in ("gate", "up"))
-        share = logistic(x @ row.reshape(-1, 1).astype(np.float64))
+        share = 1.0 if row is None else logistic(x @ row.reshape(-1, 1).astype(np.float64))
         out: Array = share * self.linear(self._activation(gate, up), f"blk.{layer}.ffn_down_shexp")
         return out
 
@@ -405,6 +439,13 @@ class Reference:
         factors = self.weight("rope_freqs.weight")
         if factors is not None:
             inv_freq = inv_freq / factors.astype(np.float64)
+        # LongRoPE: Ding et al. 2024, https://arxiv.org/abs/2402.13753.
+        original = int(self.key("rope.scaling.original_context_length", self.key("context_length")))
+        which = "long" if self._n_ctx > original else "short"
+        factors = self.weight(f"rope_factors_{which}.weight")
+        if factors is not None:
+            inv_freq = inv_freq / factors.astype(np.float64)
+            return inv_freq, float(self.key("rope.scaling.attn_factor", 1.0))
         kind = self.key("rope.scaling.type", "linear")
         factor = float(self.key("rope.scaling.factor", self.key("rope.scale_linear", 0.0)))
         factor = factor or 1.0

@@ -16,7 +16,7 @@ CHAT_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}\nsecond line
 #: What `write` knows.
 ARCHITECTURES = [
     *("llama", "qwen2", "qwen3", "gemma3", "granite", "muse-glimmer", "olmo2", "smollm3"),
-    "ernie4_5",
+    *("ernie4_5", "seed_oss", "hunyuan-dense", "glm4", "exaone4", "phi3"),
 ]
 
 
@@ -37,16 +37,26 @@ def tensors(arch: str) -> Iterator[tuple[str, NDArray[Any]]]:
             "ffn_up.weight": (N_FF, N_EMBD),
             "ffn_down.weight": (N_EMBD, N_FF),
         }
-        if arch == "qwen2":
+        if arch in ("qwen2", "seed_oss"):
             shapes |= {f"attn_{x}.bias": (n,) for x, n in (("q", n_q), ("k", n_kv), ("v", n_kv))}
-        if arch in ("gemma3", "muse-glimmer", "olmo2"):
+        if arch in ("gemma3", "muse-glimmer", "olmo2", "glm4", "exaone4"):
             shapes |= {f"post_{x}_norm.weight": (N_EMBD,) for x in ("attention", "ffw")}
-        if arch == "olmo2":
+        if arch in ("olmo2", "exaone4"):
             del shapes["attn_norm.weight"], shapes["ffn_norm.weight"]
+        if arch == "olmo2":
             shapes |= {f"attn_{x}_norm.weight": (n,) for x, n in (("q", n_q), ("k", n_kv))}
+        if arch == "phi3":
+            for x in "qkv":
+                del shapes[f"attn_{x}.weight"]
+            shapes["attn_qkv.weight"] = (n_q + 2 * n_kv, N_EMBD)
+        if arch in ("glm4", "phi3"):
+            del shapes["ffn_gate.weight"]
+            shapes["ffn_up.weight"] = (2 * N_FF, N_EMBD)
+        if arch == "seed_oss":
+            shapes["post_attention_norm.weight"] = shapes.pop("ffn_norm.weight")
         if arch == "muse-glimmer":
             shapes |= {"attn_gate.weight": (n_q, N_EMBD)}
-        if arch in ("qwen3", "gemma3", "muse-glimmer"):
+        if arch in ("qwen3", "gemma3", "muse-glimmer", "hunyuan-dense", "exaone4"):
             shapes |= {f"attn_{x}_norm.weight": (HEAD_DIM,) for x in "qk"}
         for name, shape in shapes.items():
             yield f"blk.{layer}.{name}", rng.standard_normal(shape)

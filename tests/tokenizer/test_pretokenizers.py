@@ -17,11 +17,14 @@ pytestmark = pytest.mark.thorough
 
 PRE = [
     *("gpt-2", "smollm", "llama-bpe", "qwen2", "qwen35", "gpt-4o", "tekken", "deepseek-llm"),
-    *("deepseek-coder", "falcon", "default"),
+    *("deepseek-coder", "falcon", "default", "seed-coder", "deepseek-v3"),
 ]
 #: What llama.cpp cuts by general regular expressions. They recurse with every character of a word,
 #: and are slow: it is asked about some characters, a few at once.
-GENERAL = ["gpt-4o", "tekken", "deepseek-llm", "deepseek-coder", "falcon"]
+GENERAL = [
+    *("gpt-4o", "tekken", "deepseek-llm", "deepseek-coder", "falcon", "seed-coder"),
+    "deepseek-v3",
+]
 #: In front of the character in question: a letter, a digit, a mark, spaces, an apostrophe.
 PROBES = ["a", "1", "!", " ", "\n", "'", "a ", "\t"]
 #: Letters, numbers and marks new in Unicode 16: HF tokenizers knows them, llama.cpp not yet.

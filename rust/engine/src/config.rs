@@ -3,6 +3,8 @@
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 #![deny(clippy::arithmetic_side_effects, clippy::panic)]
 
+mod delta;
+
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
@@ -11,6 +13,7 @@ use serde::Serialize;
 use crate::error::{Error, Result};
 use crate::gguf::{shown, Array, Gguf, TensorInfo, Value};
 use crate::quant::QuantType;
+pub use delta::DeltaConfig;
 
 /// Most experts of a layer: more than any published model has, and few enough that a warp chooses
 /// among them.
@@ -41,21 +44,6 @@ pub enum RopeScaling {
         beta_fast: f64,
         beta_slow: f64,
     },
-}
-
-/// Layers of the gated delta rule.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct DeltaConfig {
-    /// Whether each layer is one; the others attend.
-    pub is_recurrent: Vec<bool>,
-    /// Tokens that the convolution sees.
-    pub conv_kernel: usize,
-    /// Numbers of a head of queries, keys or values.
-    pub head_dim: usize,
-    /// Heads of queries and keys.
-    pub n_head_k: usize,
-    /// Heads of values.
-    pub n_head_v: usize,
 }
 
 /// A sliding window: in layers that have it, a row sees so many tokens and no more.
@@ -126,6 +114,10 @@ pub struct Experts {
     pub n_ff: usize,
     /// Width of the expert that every row goes to, where there is one.
     pub n_ff_shared: Option<usize>,
+    /// Experts that every row goes to, where a family counts them: as wide as all of them are together.
+    pub n_shared: usize,
+    /// Whether the file says that the weights of the chosen are divided by their sum.
+    pub renormalizes: bool,
     /// What the weights of the chosen are multiplied by; 1 where the file says nothing.
     pub scale: f32,
     /// How logits become weights, as the format numbers it: 1 a softmax over all, 2 sigmoids, 3 a
@@ -204,6 +196,12 @@ pub struct Config {
     pub rope_dim: usize,
     pub rope_base: f64,
     pub rope_scaling: RopeScaling,
+    /// Whether positions have parts (M-RoPE), which are the same in text.
+    pub rope_sections: bool,
+    /// The context before scaling.
+    pub n_ctx_original: usize,
+    /// `rope.scaling.attn_factor`, of cosines and sines.
+    pub rope_attn_factor: f64,
     /// `rope.scaling.yarn_log_multiplier`, by which some families take back a part of YaRN's factor.
     pub yarn_log_multiplier: f64,
     /// `None` where the file has none.
@@ -496,6 +494,12 @@ impl Config {
         }
         let experts = Self::experts(&keys, n_layer, n_ff)?;
         keys.only(
+            "rope.scaling.alpha",
+            "0, or no such key: of models that scale the rotation by a power of alpha, those are \
+             supported whose converter has put it into rope.freq_base",
+            |v| v.as_float() == Some(0.0),
+        )?;
+        keys.only(
             "attn_logit_softcapping",
             "0: caps of scores are not supported",
             |v| v.as_float() == Some(0.0),
@@ -542,6 +546,11 @@ impl Config {
             rope_dim,
             rope_base,
             rope_scaling,
+            rope_sections: Self::has_sections(&keys),
+            n_ctx_original: Self::original_context(&keys, n_ctx_train)?,
+            rope_attn_factor: keys
+                .float("rope.scaling.attn_factor", 0.01..=100.0)?
+                .unwrap_or(1.0),
             yarn_log_multiplier: keys
                 .float("rope.scaling.yarn_log_multiplier", 0.0..=100.0)?
                 .unwrap_or(0.0),
@@ -572,64 +581,6 @@ impl Config {
             experts,
             tensors,
         })
-    }
-
-    /// What `ssm.conv_kernel` and its neighbours say, where they are.
-    fn delta(keys: &Keys<'_>, n_layer: usize) -> Result<Option<DeltaConfig>> {
-        let Some(conv_kernel) = keys.uint("ssm.conv_kernel", 2..=16)? else {
-            return Ok(None);
-        };
-        let need = |key: &str, range: RangeInclusive<usize>| {
-            let expected = format!("{} to {}", range.start(), range.end());
-            keys.need(key, keys.uint(key, range)?, &expected)
-        };
-        let head_dim = need("ssm.state_size", 16..=256)?;
-        let n_head_k = need("ssm.group_count", 1..=1024)?;
-        let n_head_v = need("ssm.time_step_rank", 1..=1024)?;
-        let inner = need("ssm.inner_size", 1..=1 << 20)?;
-        if head_dim.checked_mul(n_head_v) != Some(inner) {
-            return Err(out_of_range(
-                format!("{}.ssm.inner_size", keys.arch),
-                inner,
-                format!("{n_head_v} heads of {head_dim} values"),
-            ));
-        }
-        if n_head_v.checked_rem(n_head_k) != Some(0) {
-            return Err(out_of_range(
-                format!("{}.ssm.group_count", keys.arch),
-                n_head_k,
-                format!("a divisor of the {n_head_v} heads of values"),
-            ));
-        }
-        Ok(Some(DeltaConfig {
-            is_recurrent: Self::recurrent_layers(keys, n_layer)?,
-            conv_kernel,
-            head_dim,
-            n_head_k,
-            n_head_v,
-        }))
-    }
-
-    /// Each layer by `attention.recurrent_layers`, or all but every so manieth.
-    fn recurrent_layers(keys: &Keys<'_>, n_layer: usize) -> Result<Vec<bool>> {
-        const KEY: &str = "attention.recurrent_layers";
-        let key = format!("{}.{KEY}", keys.arch);
-        let Some(value) = keys.gguf.get(&key) else {
-            let interval = keys.uint("full_attention_interval", 1..=1024)?.unwrap_or(4);
-            let attends = |layer: usize| layer.saturating_add(1).checked_rem(interval) == Some(0);
-            return Ok((0..n_layer).map(|layer| !attends(layer)).collect());
-        };
-        // The layers behind `n_layer` may be counted too.
-        match value {
-            Value::Array(Array::Bool(layers)) if layers.len() >= n_layer => {
-                Ok(layers.iter().copied().take(n_layer).collect())
-            }
-            _ => Err(out_of_range(
-                key,
-                value.describe(),
-                format!("an array of {n_layer} booleans, one a layer"),
-            )),
-        }
     }
 
     /// Keys of layers with a window end in `_swa`.
@@ -702,11 +653,14 @@ impl Config {
         })?;
         let scale = keys.float("expert_weights_scale", 0.0..=1e6)?;
         let shared = keys.uint("expert_shared_feed_forward_length", 0..=1 << 20)?;
+        let renormalizes = format!("{}.expert_weights_norm", keys.arch);
         Ok(Some(Experts {
             n_expert,
             n_used,
             n_ff,
             n_ff_shared: shared.filter(|n| *n > 0),
+            n_shared: keys.uint("expert_shared_count", 0..=64)?.unwrap_or(0),
+            renormalizes: keys.gguf.get_bool(&renormalizes)?.unwrap_or(false),
             // Converters write 0 for "none".
             scale: scale.filter(|s| *s > 0.0).unwrap_or(1.0) as f32,
             gating: keys.uint("expert_gating_func", 0..=3)?.filter(|n| *n > 0),
@@ -714,6 +668,20 @@ impl Config {
                 .uint("leading_dense_block_count", 0..=n_layer)?
                 .unwrap_or(0),
         }))
+    }
+
+    /// Whether the first two of `rope.dimension_sections` have pairs.
+    fn has_sections(keys: &Keys<'_>) -> bool {
+        let key = format!("{}.rope.dimension_sections", keys.arch);
+        match keys.gguf.get(&key) {
+            Some(Value::Array(Array::I32(each))) => {
+                matches!(each.as_slice(), [a, b, ..] if *a > 0 && *b > 0)
+            }
+            Some(Value::Array(Array::U32(each))) => {
+                matches!(each.as_slice(), [a, b, ..] if *a > 0 && *b > 0)
+            }
+            _ => false,
+        }
     }
 
     fn temperature(keys: &Keys<'_>, n_ctx_train: usize) -> Result<Option<TemperatureConfig>> {

@@ -114,7 +114,7 @@ pub struct RopeInfo {
     pub base: f64,
     pub style: Option<RopeStyle>,
     pub scaling: RopeScaling,
-    /// Whether the file divides each frequency by a factor of its own (llama3 scaling).
+    /// Whether the file divides each frequency by a factor of its own (llama3 scaling, LongRoPE).
     pub frequency_factors: bool,
 }
 
@@ -339,7 +339,9 @@ impl ModelInfo {
             base: config.rope_base,
             style: None,
             scaling: config.rope_scaling.clone(),
-            frequency_factors: config.tensors.contains_key("rope_freqs.weight"),
+            frequency_factors: ["rope_freqs.weight", "rope_factors_short.weight"]
+                .iter()
+                .any(|name| config.tensors.contains_key(*name)),
         });
     }
 }

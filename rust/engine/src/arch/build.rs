@@ -4,8 +4,8 @@
 use crate::config::{Config, Experts, RopeScaling};
 use crate::error::{Error, Result};
 use crate::plan::{
-    Buffer, BufferId, Gating, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, StateId,
-    Temperature, Weight, WeightId,
+    Buffer, BufferId, Gating, KvShape, LongFactors, Norm, Op, Plan, RopeStyle, RopeTable, Rows,
+    StateId, Temperature, Weight, WeightId,
 };
 
 /// Rows of the vocabulary; also the last matrix where a model ties both.
@@ -67,8 +67,8 @@ pub struct Router {
 /// An expert that every row goes to, before its last product.
 pub struct SharedExpert {
     act: BufferId,
-    /// One number a row.
-    gate: BufferId,
+    /// One number a row, where it has a gate.
+    gate: Option<BufferId>,
     n_ff: usize,
 }
 
@@ -206,8 +206,17 @@ impl<'a> Builder<'a> {
             factors,
             scale,
             temperature: None,
+            long: None,
         });
         self.plan.ropes.len() - 1
+    }
+
+    /// Other factors for the table of this number in a long context, and a factor of its cosines and sines.
+    pub fn lengthen(&mut self, table: usize, long: LongFactors, scale: f64) -> Result<()> {
+        let of = self.plan.ropes.get_mut(table);
+        let of = of.ok_or_else(|| Error::Internal(format!("table of angles {table}")))?;
+        (of.long, of.scale) = (Some(long), scale);
+        Ok(())
     }
 
     /// A table as that of this number, whose heads count more the later their token. Its number.
@@ -554,13 +563,14 @@ impl<'a> Builder<'a> {
     }
 
     /// The expert that every row goes to, of `x` under the router's norm, up to its product with
-    /// `ffn_down_shexp`: the activation of `ffn_gate_shexp · x` and `ffn_up_shexp · x`. Its gate comes
-    /// last, so that it stands beside the router, which multiplies the same rows.
+    /// `ffn_down_shexp`: the activation of `ffn_gate_shexp · x` and `ffn_up_shexp · x`. Its gate,
+    /// where it has one, comes last, so that it stands beside the router, which multiplies the same rows.
     pub fn shared_expert(
         &mut self,
         layer: usize,
         x: BufferId,
         by: &Router,
+        is_gated: bool,
     ) -> Result<SharedExpert> {
         let c = self.config;
         let missing = || Error::Metadata {
@@ -575,11 +585,16 @@ impl<'a> Builder<'a> {
             self.buffer("up_shexp", n_ff),
             self.buffer("act_shexp", n_ff),
         );
-        let (inner, gate) = (self.buffer("gate_shexp", n_ff), self.buffer("share", 1));
+        let inner = self.buffer("gate_shexp", n_ff);
         let norm = Some(self.norm(&format!("blk.{layer}.{}.weight", by.norm), n_embd)?);
         self.product(x, norm, layer, "ffn_gate_shexp", &[n_embd, n_ff], inner)?;
         self.product(x, norm, layer, "ffn_up_shexp", &[n_embd, n_ff], up)?;
         self.push((by.activation)([inner, up, act]));
+        if !is_gated {
+            let gate = None;
+            return Ok(SharedExpert { act, gate, n_ff });
+        }
+        let gate = self.buffer("share", 1);
         let weight = self.row(&format!("blk.{layer}.ffn_gate_inp_shexp.weight"), n_embd)?;
         self.push(Op::MatVec {
             x,
@@ -589,23 +604,26 @@ impl<'a> Builder<'a> {
             bias: None,
             out: gate,
         });
+        let gate = Some(gate);
         Ok(SharedExpert { act, gate, n_ff })
     }
 
-    /// `ffn_down_shexp` of the activation, times the logistic function of the gate: what is to be added
-    /// to x. The factor is of a row, so it may as well stand before the product, where rows are narrow
+    /// `ffn_down_shexp` of the activation, times the logistic function of the gate, where it has one: what
+    /// is to be added to x. The factor is of a row, so it may as well stand before the product, where rows are narrow
     /// and behind which the sum is part of the product.
     pub fn gate_shared(&mut self, layer: usize, of: SharedExpert) -> Result<BufferId> {
         let SharedExpert { act, gate, n_ff } = of;
         let n_embd = self.config.n_embd;
-        let gated = self.buffer("gated_shexp", n_ff);
-        self.push(Op::SigmoidMul {
-            x: act,
-            gate,
-            out: gated,
-        });
+        let x = match gate {
+            Some(gate) => {
+                let out = self.buffer("gated_shexp", n_ff);
+                self.push(Op::SigmoidMul { x: act, gate, out });
+                out
+            }
+            None => act,
+        };
         let delta = self.buffer("delta", n_embd);
-        self.product(gated, None, layer, "ffn_down_shexp", &[n_ff, n_embd], delta)?;
+        self.product(x, None, layer, "ffn_down_shexp", &[n_ff, n_embd], delta)?;
         Ok(delta)
     }
 

@@ -9,10 +9,15 @@ use crate::plan::{signature, Op, Plan};
 mod bert;
 mod build;
 mod delta;
+mod exaone4;
+mod fused;
 mod gemma3;
 mod gemma4;
+mod glm4;
+mod glm4moe;
 mod gpt_oss;
 mod granite;
+mod hunyuan_dense;
 mod lfm2;
 mod lfm2moe;
 mod llama;
@@ -20,12 +25,14 @@ mod mistral3;
 mod muse_glimmer;
 mod nomic_bert;
 mod olmo2;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen35;
 mod qwen35moe;
 mod qwen3moe;
 mod qwen3next;
+mod seed_oss;
 mod smollm3;
 
 /// The head of a reranker, which the engine computes.
@@ -144,6 +151,37 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "ernie4_5",
         experts: false,
         plan: llama::plan,
+    },
+    Architecture {
+        name: "seed_oss",
+        experts: false,
+        plan: seed_oss::plan,
+    },
+    Architecture {
+        name: "hunyuan-dense",
+        experts: false,
+        plan: hunyuan_dense::plan,
+    },
+    Architecture {
+        name: "glm4",
+        experts: false,
+        plan: glm4::plan,
+    },
+    Architecture {
+        name: "exaone4",
+        experts: false,
+        plan: exaone4::plan,
+    },
+    Architecture {
+        name: "glm4moe",
+        experts: true,
+        plan: glm4moe::plan,
+    },
+    // Phi-3.5 and Phi-4 call themselves so too.
+    Architecture {
+        name: "phi3",
+        experts: false,
+        plan: phi3::plan,
     },
     Architecture {
         name: "bert",

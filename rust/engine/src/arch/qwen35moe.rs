@@ -25,7 +25,7 @@ pub fn layers(config: &Config, grouped: bool) -> Result<Plan> {
     let x = b.embed(1.0)?;
     for layer in 0..config.n_layer {
         mixer.add(&mut b, layer, x)?;
-        let shared = b.shared_expert(layer, x, &router)?;
+        let shared = b.shared_expert(layer, x, &router, true)?;
         let delta = b.experts(layer, x, &router)?;
         b.add(delta, x);
         let delta = b.gate_shared(layer, shared)?;

@@ -117,6 +117,16 @@ pub struct RopeTable {
     pub scale: f64,
     #[serde(default)]
     pub temperature: Option<Temperature>,
+    #[serde(default)]
+    pub long: Option<LongFactors>,
+}
+
+/// Divisors in the place of `factors` where a context may have more than so many tokens (LongRoPE,
+/// <https://arxiv.org/abs/2402.13753>).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LongFactors {
+    pub factors: WeightId,
+    pub above: usize,
 }
 
 /// A factor of the heads that are rotated, larger the later their token:
@@ -140,6 +150,15 @@ impl RopeTable {
     /// What cosine and sine of a position are multiplied by.
     pub fn scale_at(&self, position: u32) -> f64 {
         self.scale * self.temperature.map_or(1.0, |t| t.of(position))
+    }
+
+    /// The divisors in a context of up to `n_ctx` tokens: by what it may hold, not by what it holds, so that
+    /// all its keys are rotated alike.
+    pub fn factors_in(&self, n_ctx: usize) -> Option<WeightId> {
+        match self.long.filter(|long| n_ctx > long.above) {
+            Some(long) => Some(long.factors),
+            None => self.factors,
+        }
     }
 
     /// The frequencies, divided by the values of `factors` where there are any.
@@ -216,6 +235,12 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Whether a context of up to `n_ctx` tokens has other angles than a shorter one.
+    pub fn is_long(&self, n_ctx: usize) -> bool {
+        let long = |table: &RopeTable| table.long.is_some_and(|long| n_ctx > long.above);
+        self.ropes.iter().any(long)
+    }
+
     /// The buffer of an id that this plan handed out.
     pub fn buffer(&self, id: BufferId) -> &Buffer {
         &self.buffers[id.0]
@@ -374,9 +399,12 @@ impl Plan {
                 ));
             }
         }
-        for table in &self.ropes {
-            let Some(id) = table.factors else { continue };
-            let n = table.inv_freq.len();
+        let divided = |table: &RopeTable| {
+            let long = table.long.map(|long| long.factors);
+            let ids = table.factors.into_iter().chain(long);
+            ids.map(|id| (id, table.inv_freq.len())).collect::<Vec<_>>()
+        };
+        for (id, n) in self.ropes.iter().flat_map(divided) {
             let fits = |w: &Weight| (w.n_in, w.n_out, w.n_expert) == (n, 1, 1);
             if !self.weights.get(id.0).is_some_and(fits) {
                 return Err(Error::Argument {

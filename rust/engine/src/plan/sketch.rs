@@ -20,6 +20,7 @@ pub fn angles(half: usize) -> Vec<RopeTable> {
         factors: None,
         scale: 1.0,
         temperature: None,
+        long: None,
     }]
 }
 

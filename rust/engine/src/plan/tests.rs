@@ -38,6 +38,7 @@ fn plan(ops: Vec<Op>) -> Plan {
             factors: None,
             scale: 1.0,
             temperature: None,
+            long: None,
         }],
         kv: vec![
             KvShape {

@@ -48,6 +48,14 @@ pub(super) fn is_punctuation(c: char) -> bool {
     )
 }
 
+/// `\p{S}`
+pub(super) fn is_symbol(c: char) -> bool {
+    matches!(
+        get_general_category(c),
+        G::MathSymbol | G::CurrencySymbol | G::ModifierSymbol | G::OtherSymbol
+    )
+}
+
 /// [`class`], with a mark (`\p{M}`) as a letter.
 pub(super) fn marked_class(c: char) -> Class {
     match class(c) {
@@ -134,6 +142,11 @@ pub(super) fn is_deepseek_mark(c: char) -> bool {
 /// `[一-龥ࠀ-一가-퟿]`: what DeepSeek cuts off as East Asian, and much else from U+0800 on.
 pub(super) fn is_deepseek_east_asian(c: char) -> bool {
     matches!(c, '\u{0800}'..='\u{9FA5}' | '\u{AC00}'..='\u{D7FF}')
+}
+
+/// `[一-龥぀-ゟ゠-ヿ]`: what DeepSeek-V3 cuts off as Chinese and Japanese.
+pub(super) fn is_deepseek_v3_east_asian(c: char) -> bool {
+    matches!(c, '\u{3040}'..='\u{30FF}' | '\u{4E00}'..='\u{9FA5}')
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@
 use std::ops::ControlFlow;
 
 use super::characters::{
-    case, class, is_deepseek_east_asian, is_deepseek_letter, is_deepseek_mark, is_newline,
-    is_punctuation, marked_class, Case, Class,
+    case, class, is_deepseek_east_asian, is_deepseek_letter, is_deepseek_mark,
+    is_deepseek_v3_east_asian, is_newline, is_punctuation, is_symbol, marked_class, Case, Class,
 };
 use crate::error::{Error, Result};
 
@@ -83,19 +83,19 @@ static TABLE: &[PreTokenizer] = &[
         ],
         ignore_merges: true,
         add_bos: true,
-        split: |text, word| scan(text, |rest| llama3(rest, 3, class), word),
+        split: |text, word| scan(text, |rest| llama3(rest, 3, class, is_newline), word),
     },
     PreTokenizer {
         names: &["dbrx", "smaug-bpe", "chatglm-bpe"],
         ignore_merges: false,
         add_bos: false,
-        split: |text, word| scan(text, |rest| llama3(rest, 3, class), word),
+        split: |text, word| scan(text, |rest| llama3(rest, 3, class, is_newline), word),
     },
     PreTokenizer {
         names: &["glm4", "glm5"],
         ignore_merges: true,
         add_bos: false,
-        split: |text, word| scan(text, |rest| llama3(rest, 3, class), word),
+        split: |text, word| scan(text, |rest| llama3(rest, 3, class, is_newline), word),
     },
     PreTokenizer {
         names: &[
@@ -111,13 +111,19 @@ static TABLE: &[PreTokenizer] = &[
         ],
         ignore_merges: false,
         add_bos: false,
-        split: |text, word| scan(text, |rest| llama3(rest, 1, class), word),
+        split: |text, word| scan(text, |rest| llama3(rest, 1, class, is_newline), word),
+    },
+    PreTokenizer {
+        names: &["seed-coder"],
+        ignore_merges: false,
+        add_bos: false,
+        split: |text, word| scan(text, |rest| llama3(rest, 1, class, |_| false), word),
     },
     PreTokenizer {
         names: &["qwen35"],
         ignore_merges: false,
         add_bos: false,
-        split: |text, word| scan(text, |rest| llama3(rest, 1, marked_class), word),
+        split: |text, word| scan(text, |rest| llama3(rest, 1, marked_class, is_newline), word),
     },
     PreTokenizer {
         names: &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"],
@@ -142,6 +148,12 @@ static TABLE: &[PreTokenizer] = &[
         ignore_merges: false,
         add_bos: false,
         split: split_deepseek_coder,
+    },
+    PreTokenizer {
+        names: &["deepseek-v3", "hunyuan-dense"],
+        ignore_merges: false,
+        add_bos: false,
+        split: split_deepseek_v3,
     },
     PreTokenizer {
         names: &["falcon"],
@@ -305,8 +317,8 @@ fn contraction(text: &str) -> Option<usize> {
 }
 
 /// `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}|`
-/// ` ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`, with `class` for what a letter is.
-fn llama3(text: &str, digits: usize, class: fn(char) -> Class) -> usize {
+/// ` ?[^\s\p{L}\p{N}]+[behind]*|\s*[\r\n]+|\s+(?!\S)|\s+`, with `class` for what a letter is.
+fn llama3(text: &str, digits: usize, class: fn(char) -> Class, behind: fn(char) -> bool) -> usize {
     if let Some(end) = contraction(text) {
         return end;
     }
@@ -319,7 +331,7 @@ fn llama3(text: &str, digits: usize, class: fn(char) -> Class) -> usize {
             let skip = c.len_utf8();
             letters(after(text, skip)).saturating_add(skip)
         }
-        _ => no_word(text, digits, class, is_newline),
+        _ => no_word(text, digits, class, behind),
     }
 }
 
@@ -341,14 +353,17 @@ fn no_word(text: &str, digits: usize, class: fn(char) -> Class, behind: fn(char)
             let end = run(after(text, skip), |c| class(c) == Class::Other).saturating_add(skip);
             run(after(text, end), behind).saturating_add(end)
         }
-        _ => {
-            let end = run_of(text, Class::Space);
-            let newline = text.get(..end).and_then(|run| run.rfind(is_newline));
-            match newline {
-                Some(at) => at.saturating_add(1),
-                None => spaces(text, c.len_utf8()),
-            }
-        }
+        _ => blank(text, c.len_utf8()),
+    }
+}
+
+/// `\s*[\r\n]+|\s+(?!\S)|\s+` on a text that starts with a space of `first` bytes.
+fn blank(text: &str, first: usize) -> usize {
+    let end = run_of(text, Class::Space);
+    let newline = text.get(..end).and_then(|run| run.rfind(is_newline));
+    match newline {
+        Some(at) => at.saturating_add(1),
+        None => spaces(text, first),
     }
 }
 
@@ -572,4 +587,58 @@ fn split_deepseek_coder(text: &str, word: Words) -> ControlFlow<()> {
             })
         })
     })
+}
+
+/// `\p{N}{1,3}` apart, then `[East Asian]+`, and each of these pieces as [`deepseek_v3`]: a number is what
+/// that leaves.
+fn split_deepseek_v3(text: &str, word: Words) -> ControlFlow<()> {
+    let three = |rest: &str| {
+        let lengths = rest.chars().take(3).map(char::len_utf8);
+        lengths.fold(0, usize::saturating_add)
+    };
+    isolate(text, |c| class(c) == Class::Number, &mut |piece, number| {
+        if number {
+            scan(piece, three, word)
+        } else {
+            isolate(piece, is_deepseek_v3_east_asian, &mut |piece, _| {
+                scan(piece, deepseek_v3, word)
+            })
+        }
+    })
+}
+
+/// `[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|`
+/// `\s*[\r\n]+|\s+(?!\S)|\s+`, or what lies before the next of them, of a text without numbers.
+fn deepseek_v3(text: &str) -> usize {
+    let is_word = |c| marked_class(c) == Class::Letter;
+    let is_sign = |c| is_punctuation(c) || is_symbol(c);
+    let mut chars = text.chars();
+    let Some(c) = chars.next() else { return 0 };
+    let (first, next) = (c.len_utf8(), chars.next());
+    let rest = after(text, first);
+    if c.is_ascii_punctuation() && next.is_some_and(|c| c.is_ascii_alphabetic()) {
+        return run(rest, |c| c.is_ascii_alphabetic()).saturating_add(first);
+    }
+    if is_word(c) {
+        return run(text, is_word);
+    }
+    if !is_newline(c) && !is_sign(c) && next.is_some_and(is_word) {
+        return run(rest, is_word).saturating_add(first);
+    }
+    if is_sign(c) || c == ' ' && next.is_some_and(is_sign) {
+        let end = run(rest, is_sign).saturating_add(first);
+        return run(after(text, end), is_newline).saturating_add(end);
+    }
+    if class(c) == Class::Space {
+        return blank(text, first);
+    }
+    let (mut end, mut chars) = (first, rest.chars().peekable());
+    while let Some(c) = chars.next() {
+        let is_taken = class(c) == Class::Space || is_word(c) || is_sign(c);
+        if is_taken || chars.peek().is_some_and(|next| is_word(*next)) {
+            break;
+        }
+        end = end.saturating_add(c.len_utf8());
+    }
+    end
 }

@@ -3,7 +3,7 @@ use onegraph::arch;
 use onegraph::config::{Config, TensorSpec};
 use onegraph::error::Kind;
 use onegraph::gguf::{Array, Gguf, Value};
-use onegraph::plan::{Gating, Op};
+use onegraph::plan::{Gating, Op, RopeStyle};
 use onegraph::quant;
 
 use crate::fixture::{tiny, Writer};
@@ -62,6 +62,7 @@ fn windows_factors_and_caps_that_make_no_sense_are_refused() {
         ("logit_scale", Value::F32(1e12), "1000000000"),
         ("attention.scale", Value::F32(f32::NAN), "finite"),
         ("attn_logit_softcapping", Value::F32(50.0), "caps of scores"),
+        ("rope.scaling.alpha", Value::F32(1000.0), "rope.freq_base"),
         (
             "final_logit_softcapping",
             Value::F32(30.0),
@@ -639,6 +640,95 @@ fn products_have_the_scales_that_the_file_has() {
         w.tensor(name, &[shape], F32);
         says(&message(load(&w.bytes()), Kind::Model), &[name]);
     }
+}
+
+#[test]
+fn exaone_4_rotates_layers_that_see_a_window_or_all_where_none_does() {
+    let rotated = |w: &Writer| {
+        let plan = arch::plan(&config(w).unwrap()).unwrap();
+        let rotates = |op: &&Op| matches!(op, Op::Rope { .. });
+        plan.ops.iter().filter(rotates).count()
+    };
+    let mut w = tiny("exaone4");
+    let pattern = Value::Array(Array::Bool(vec![true, false]));
+    w.set("exaone4.attention.sliding_window_pattern", pattern);
+    assert_eq!(rotated(&w), 2);
+    w.remove("exaone4.attention.sliding_window");
+    assert_eq!(rotated(&w), 4);
+}
+
+#[test]
+fn glm4moe_has_the_experts_that_its_file_says() {
+    let routed = |w: &Writer| {
+        let plan = arch::plan(&config(w).unwrap()).unwrap();
+        let route = plan.ops.iter().find_map(|op| match op {
+            Op::Route {
+                gating,
+                renormalize,
+                scale,
+                ..
+            } => Some((*gating, *renormalize, *scale)),
+            _ => None,
+        });
+        let shared = plan.weights.iter().filter(|w| w.name.contains("shexp"));
+        (route.unwrap(), shared.count())
+    };
+    let mut w = tiny("glm4moe");
+    assert_eq!(routed(&w), ((Gating::Sigmoid, true, 1.0), 3));
+    w.remove("glm4moe.expert_gating_func");
+    w.remove("glm4moe.expert_weights_norm");
+    w.set("glm4moe.expert_weights_scale", Value::F32(2.5));
+    w.set("glm4moe.expert_shared_count", Value::U32(0));
+    w.tensors.retain(|t| !t.name.contains("shexp"));
+    assert_eq!(routed(&w), ((Gating::Sigmoid, false, 2.5), 0));
+    w.set("glm4moe.expert_gating_func", Value::U32(1));
+    assert_eq!(routed(&w).0, (Gating::Softmax, false, 2.5));
+}
+
+#[test]
+fn phi_3_has_other_angles_in_contexts_that_may_be_long() {
+    let mut w = tiny("phi3");
+    let plan = arch::plan(&config(&w).unwrap()).unwrap();
+    let [table] = &plan.ropes[..] else {
+        panic!("{} tables", plan.ropes.len())
+    };
+    assert_eq!(table.scale, 1.25);
+    let name = |n_ctx| &plan.weight(table.factors_in(n_ctx).unwrap()).name[..];
+    assert_eq!(
+        [16, 17].map(name),
+        ["rope_factors_short.weight", "rope_factors_long.weight"]
+    );
+    assert_eq!([16, 17].map(|n_ctx| plan.is_long(n_ctx)), [false, true]);
+    w.tensors.retain(|t| t.name != "rope_factors_long.weight");
+    says(
+        &message(load(&w.bytes()), Kind::Model),
+        &["rope_factors_long.weight", "nothing"],
+    );
+    w.tensors.retain(|t| t.name != "rope_factors_short.weight");
+    let plan = arch::plan(&config(&w).unwrap()).unwrap();
+    assert_eq!(
+        (plan.ropes[0].factors_in(17), plan.ropes[0].scale),
+        (None, 1.0)
+    );
+}
+
+#[test]
+fn glm_4_rotates_halves_where_positions_have_parts() {
+    let style = |sections: Option<[i32; 4]>| {
+        let mut w = tiny("glm4");
+        if let Some(sections) = sections {
+            let sections = Value::Array(Array::I32(sections.to_vec()));
+            w.set("glm4.rope.dimension_sections", sections);
+        }
+        let plan = arch::plan(&config(&w).unwrap()).unwrap();
+        plan.ops.iter().find_map(|op| match op {
+            Op::Rope { style, .. } => Some(*style),
+            _ => None,
+        })
+    };
+    assert_eq!(style(None), Some(RopeStyle::Interleaved));
+    assert_eq!(style(Some([2, 0, 0, 0])), Some(RopeStyle::Interleaved));
+    assert_eq!(style(Some([1, 1, 0, 0])), Some(RopeStyle::Halves));
 }
 
 #[test]

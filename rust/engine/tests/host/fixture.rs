@@ -213,9 +213,15 @@ pub fn tiny(arch: &str) -> Writer {
         let cap = "muse-glimmer.final_logit_softcapping";
         w.set(cap, Value::F32(30.0));
     }
-    if matches!(arch, "muse-glimmer" | "olmo2") {
+    if matches!(arch, "muse-glimmer" | "olmo2" | "exaone4") {
         let window = format!("{arch}.attention.sliding_window");
         w.set(&window, Value::U32(4));
+    }
+    if arch == "phi3" {
+        w.set("phi3.rope.scaling.attn_factor", Value::F32(1.25));
+        w.set("phi3.rope.scaling.original_context_length", Value::U32(16));
+        w.tensor("rope_factors_short.weight", &[2], F32);
+        w.tensor("rope_factors_long.weight", &[2], F32);
     }
     if arch == "granite" {
         w.set("granite.logit_scale", Value::F32(8.0));
@@ -238,9 +244,15 @@ pub fn tiny(arch: &str) -> Writer {
         let heads = Value::Array(Array::I32(vec![0, 1]));
         w.set(&format!("{arch}.attention.head_count_kv"), heads);
     }
-    if arch == "lfm2moe" {
-        w.set("lfm2moe.leading_dense_block_count", Value::U32(1));
-        w.set("lfm2moe.expert_gating_func", Value::U32(2));
+    let has_bias = matches!(arch, "lfm2moe" | "glm4moe");
+    if has_bias {
+        let dense = format!("{arch}.leading_dense_block_count");
+        w.set(&dense, Value::U32(1));
+        w.set(&format!("{arch}.expert_gating_func"), Value::U32(2));
+    }
+    if arch == "glm4moe" {
+        w.set("glm4moe.expert_shared_count", Value::U32(1));
+        w.set("glm4moe.expert_weights_norm", Value::Bool(true));
     }
     w.set("tokenizer.ggml.model", Value::String("gpt2".into()));
     let tokens = ["a", "b", "ab", "Ġ", "é", "<s>"].into_iter().collect();
@@ -265,7 +277,7 @@ pub fn tiny(arch: &str) -> Writer {
         let mut t = |name: &str, shape: &[u64], ty| {
             w.tensor(&format!("blk.{layer}.{name}.weight"), shape, ty);
         };
-        if arch != "olmo2" {
+        if !matches!(arch, "olmo2" | "exaone4") {
             t("attn_norm", &[8], F32);
         }
         if recurs {
@@ -284,6 +296,9 @@ pub fn tiny(arch: &str) -> Writer {
             t("shortconv.in_proj", &[8, 24], F16);
             t("shortconv.conv", &[3, 8], F32);
             t("shortconv.out_proj", &[8, 8], F16);
+        } else if arch == "phi3" {
+            t("attn_qkv", &[8, 16], F16);
+            t("attn_output", &[8, 8], F16);
         } else {
             // Queries with a gate each are twice as wide.
             t("attn_q", &[8, if has_delta { 16 } else { 8 }], F16);
@@ -301,15 +316,21 @@ pub fn tiny(arch: &str) -> Writer {
                 t("attn_sinks", &[2], F32);
                 t("post_attention_norm", &[8], F32);
             }
-            "olmo2" => {}
+            "olmo2" | "exaone4" => {}
+            "seed_oss" | "glm4moe" => t("post_attention_norm", &[8], F32),
             _ if has_delta => t("post_attention_norm", &[8], F32),
             _ => t("ffn_norm", &[8], F32),
         }
-        if has_experts && !(convolves && layer == 0) {
+        if has_experts && !(has_bias && layer == 0) {
             t("ffn_gate_inp", &[8, 3], F32);
             t("ffn_gate_exps", &[8, 6, 3], F16);
             t("ffn_up_exps", &[8, 6, 3], F16);
             t("ffn_down_exps", &[6, 8, 3], F16);
+            if arch == "glm4moe" {
+                t("ffn_gate_shexp", &[8, 6], F16);
+                t("ffn_up_shexp", &[8, 6], F16);
+                t("ffn_down_shexp", &[6, 8], F16);
+            }
             if has_shared {
                 t("ffn_gate_inp_shexp", &[8], F32);
                 t("ffn_gate_shexp", &[8, 10], F16);
@@ -317,16 +338,22 @@ pub fn tiny(arch: &str) -> Writer {
                 t("ffn_down_shexp", &[10, 8], F16);
             }
         } else {
-            t("ffn_gate", &[8, 12], F16);
-            t("ffn_up", &[8, 12], F16);
+            let fused = matches!(arch, "glm4" | "phi3");
+            if !fused {
+                t("ffn_gate", &[8, 12], F16);
+            }
+            t("ffn_up", &[8, if fused { 24 } else { 12 }], F16);
             t("ffn_down", &[12, 8], F16);
         }
-        if arch.starts_with("gemma") || matches!(arch, "muse-glimmer" | "olmo2") {
+        if arch.starts_with("gemma")
+            || matches!(arch, "muse-glimmer" | "olmo2" | "glm4" | "exaone4")
+        {
             t("post_attention_norm", &[8], F32);
             t("post_ffw_norm", &[8], F32);
         }
         let norms_heads = arch.starts_with("qwen3") || convolves && layer == 1;
-        let always = arch.starts_with("gemma") || arch == "muse-glimmer";
+        let always = arch.starts_with("gemma")
+            || matches!(arch, "muse-glimmer" | "hunyuan-dense" | "exaone4");
         if norms_heads && !recurs || always {
             t("attn_q_norm", &[4], F32);
             t("attn_k_norm", &[4], F32);
@@ -335,7 +362,7 @@ pub fn tiny(arch: &str) -> Writer {
             t("attn_q_norm", &[8], F32);
             t("attn_k_norm", &[4], F32);
         }
-        if arch == "lfm2moe" && layer == 1 {
+        if has_bias && layer == 1 {
             w.tensor(&format!("blk.{layer}.exp_probs_b.bias"), &[3], F32);
         }
     }

@@ -192,11 +192,11 @@ fn norms_of_rows_are_part_of_the_products() {
             }
         }
         let (attn, ffn) = match arch.name {
-            "gpt-oss" | "qwen35" | "qwen35moe" | "qwen3next" => {
+            "gpt-oss" | "qwen35" | "qwen35moe" | "qwen3next" | "seed_oss" | "glm4moe" => {
                 (Some("attn_norm.weight"), Some("post_attention_norm.weight"))
             }
             // Norms stand behind its blocks alone.
-            "olmo2" => (None, None),
+            "olmo2" | "exaone4" => (None, None),
             _ => (Some("attn_norm.weight"), Some("ffn_norm.weight")),
         };
         let dense = [
@@ -210,17 +210,25 @@ fn norms_of_rows_are_part_of_the_products() {
             (ffn, "ffn_up_exps.weight"),
             (None, "ffn_down_exps.weight"),
         ];
-        let is_shared = matches!(arch.name, "qwen35moe" | "qwen3next");
+        let is_shared = matches!(arch.name, "qwen35moe" | "qwen3next" | "glm4moe");
         let shared: &[_] = &[
             (ffn, "ffn_gate_shexp.weight"),
             (ffn, "ffn_up_shexp.weight"),
             // Beside the router, of which it is one more row.
             (ffn, "ffn_gate_inp_shexp.weight"),
         ];
+        // Which not all have.
+        let shared = if arch.name == "glm4moe" {
+            &shared[..2]
+        } else {
+            shared
+        };
         let shared_down: &[_] = &[(None, "ffn_down_shexp.weight")];
         let feed_forward = match (config.experts.is_some(), is_shared) {
             (true, true) => [shared, &experts, shared_down].concat(),
             (true, false) => experts.to_vec(),
+            // Of the gate and of up in one.
+            (false, _) if matches!(arch.name, "glm4" | "phi3") => dense[1..].to_vec(),
             (false, _) => dense.to_vec(),
         };
         let mut attention = vec![
@@ -231,6 +239,9 @@ fn norms_of_rows_are_part_of_the_products() {
             (None, "attn_output.weight"),
         ];
         attention.retain(|(_, name)| arch.name == "muse-glimmer" || *name != "attn_gate.weight");
+        if arch.name == "phi3" {
+            attention.splice(..3, [(attn, "attn_qkv.weight")]);
+        }
         // Its values are its keys.
         attention.retain(|(_, name)| arch.name != "gemma4" || *name != "attn_v.weight");
         let convolves = arch.name.starts_with("lfm2");

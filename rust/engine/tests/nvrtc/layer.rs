@@ -88,7 +88,9 @@ impl Layer {
 
     /// Ops with states; of the widest heads there are, and of usual ones.
     fn recur(&mut self) {
-        for (head_dim, n_head, n_head_k) in [(128, 4, 2), (256, 2, 1)] {
+        for (head_dim, n_head, n_head_k, grouped) in
+            [(128, 4, 2, false), (256, 2, 1, false), (128, 4, 2, true)]
+        {
             let channels = (2 * n_head_k + n_head) * head_dim;
             let width = n_head * head_dim;
             let (x, qkv) = (
@@ -128,7 +130,7 @@ impl Layer {
                     out,
                     n_head,
                     n_head_k,
-                    grouped: false,
+                    grouped,
                     head_dim,
                     eps: 1e-6,
                 },
@@ -324,6 +326,7 @@ fn with_rope(head_dim: usize) -> Plan {
             factors: None,
             scale: 1.0,
             temperature: None,
+            long: None,
         }],
         logits: BufferId(0),
         ..Plan::default()

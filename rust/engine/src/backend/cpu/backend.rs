@@ -393,7 +393,10 @@ impl CpuBackend {
 
 impl Storage for CpuBackend {
     fn layout(&self) -> &'static str {
-        "cpu"
+        match self.interpreter.plan().is_long(self.limits.n_ctx) {
+            true => "cpu, long",
+            false => "cpu",
+        }
     }
 
     fn page_bytes(&self, kind: Kind) -> usize {

@@ -77,7 +77,11 @@ impl Interpreter {
             });
         }
         let angles = |table: &RopeTable| Angles {
-            inv_freq: table.frequencies(table.factors.and_then(|id| vectors[id.0].as_deref())),
+            inv_freq: table.frequencies(
+                table
+                    .factors_in(options.n_ctx)
+                    .and_then(|id| vectors[id.0].as_deref()),
+            ),
             of_rows: CosSin::default(),
         };
         let angles = plan.ropes.iter().map(angles).collect();

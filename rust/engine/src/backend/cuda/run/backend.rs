@@ -36,7 +36,7 @@ pub struct CudaBackend {
     pub(in crate::backend::cuda) decoder: Decoder,
     pub(in crate::backend::cuda) dispatch: Dispatch,
     pub(in crate::backend::cuda) chunks: Chunks,
-    limits: Limits,
+    pub(super) limits: Limits,
     sequences: Sequences,
     /// Whether the last step asked for had no sequence to decode.
     idle: bool,

@@ -111,7 +111,7 @@ fn cos_sin(
 ) -> Result<Vec<f32>> {
     use rayon::prelude::*;
     let mut factors = None;
-    if let Some(id) = table.factors {
+    if let Some(id) = table.factors_in(n_ctx) {
         let w = plan.weight(id);
         let values = factors.insert(vec![0.0f32; w.n_in]);
         weights.vector(w, values)?;

@@ -7,7 +7,10 @@ use crate::error::Result;
 
 impl Storage for CudaBackend {
     fn layout(&self) -> &'static str {
-        "cuda"
+        match self.decoder.card.plan().is_long(self.limits.n_ctx) {
+            true => "cuda, long",
+            false => "cuda",
+        }
     }
 
     fn page_bytes(&self, kind: Kind) -> usize {

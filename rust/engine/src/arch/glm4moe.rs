@@ -1,0 +1,59 @@
+//! GLM-4.5: rotation of a part of each head; behind the first layers experts that sigmoids and a bias
+//! choose, beside one that is every row's.
+
+use super::build::{Builder, Router};
+use crate::config::{Config, Experts};
+use crate::error::Result;
+use crate::plan::{Gating, Op, Plan, RopeStyle};
+
+/// The norm before the feed-forward part: named as if it stood behind attention.
+const NORM: &str = "post_attention_norm";
+
+pub fn plan(config: &Config) -> Result<Plan> {
+    let mut b = Builder::new(config);
+    let c = config;
+    let experts = b.experts_of_file()?;
+    let router = Router {
+        norm: NORM,
+        activation: |[gate, up, out]| Op::SwiGlu { gate, up, out },
+        experts: Experts {
+            n_ff_shared: Some(experts.n_ff * experts.n_shared),
+            ..experts
+        },
+        gating: match experts.gating {
+            Some(1) => Gating::Softmax,
+            Some(3) => Gating::SelectedSoftmax,
+            _ => Gating::Sigmoid,
+        },
+        renormalize: experts.renormalizes,
+    };
+    let table = b.rope_table(c.rope_dim, c.rope_base, &c.rope_scaling)?;
+    let x = b.embed(1.0)?;
+    for layer in 0..c.n_layer {
+        let heads = b.heads(layer, x, c.n_head, b.kv())?;
+        // The largest has them.
+        let name = format!("blk.{layer}.attn_q_norm.weight");
+        if c.tensors.contains_key(&name) {
+            b.norm_heads(layer, heads)?;
+        }
+        b.rotate(heads, table, RopeStyle::Halves);
+        let delta = b.attend(layer, heads, heads.scores())?;
+        b.add(delta, x);
+        if layer < experts.n_layer_dense {
+            let delta = b.swiglu_under(layer, Some(NORM), x, c.n_ff)?;
+            b.add(delta, x);
+            continue;
+        }
+        let shared = match experts.n_shared {
+            0 => None,
+            _ => Some(b.shared_expert(layer, x, &router, false)?),
+        };
+        let delta = b.experts_by_bias(layer, x, &router)?;
+        b.add(delta, x);
+        if let Some(shared) = shared {
+            let delta = b.gate_shared(layer, shared)?;
+            b.add(delta, x);
+        }
+    }
+    b.logits(x)
+}
