@@ -31,7 +31,7 @@ class Shape:
     rope_base: float
     rope_scaling: dict[str, Any]
     #: "last" or "mean" where the model makes embeddings: its texts end with a token of their own,
-    #: and it has no chat template.
+    #: and it has no chat template; "rank" where it has a head for scores.
     pooling: str = ""
     tied: bool = False
     qkv_bias: bool = False
@@ -135,6 +135,8 @@ class Shape:
         if not self.tied:
             out.append(("output.weight", (self.n_embd, self.n_vocab)))
         out.append(("token_embd.weight", (self.n_embd, self.n_vocab)))
+        if self.pooling == "rank":
+            out.append(("cls.output.weight", (self.n_embd, 2)))
         last_norm = "token_embd_norm" if self.conv else "output_norm"
         out.append((f"{last_norm}.weight", (self.n_embd,)))
         if self.arch == "gemma4":

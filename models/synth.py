@@ -43,7 +43,7 @@ QUIET = 0.125
 
 
 #: Numbers of `pooling_type`.
-POOLING = {"mean": 1, "last": 3}
+POOLING = {"mean": 1, "last": 3, "rank": 4}
 
 #: Scales of blocks, in units of their root mean square: 512 sizes, then the same negative.
 _SIZES = np.linspace(0.5, 1.5, 512) / np.sqrt(np.mean(np.linspace(0.5, 1.5, 512) ** 2))
@@ -294,6 +294,8 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         out[f"{a}.expert_shared_feed_forward_length"] = gguf_io.u32(shape.n_ff_shared)
     if shape.pooling:
         out[f"{a}.pooling_type"] = gguf_io.u32(POOLING[shape.pooling])
+    if shape.pooling == "rank":
+        out[f"{a}.classifier.output_labels"] = gguf_io.strings(["yes", "no"])
     if mix in mixes.FILE_TYPES:
         out["general.file_type"] = gguf_io.u32(mixes.FILE_TYPES[mix])
     if delta := shape.delta:
@@ -510,6 +512,8 @@ def _layout(
         tokenizer = vocabulary.made_up(shape.n_vocab, shape.pre)
         if shape.pooling:
             tokenizer = vocabulary.ended(tokenizer)
+        if shape.pooling == "rank":
+            tokenizer = vocabulary.ranking(tokenizer)
     else:
         tokenizer = vocabulary.copied(vocab, shape.n_vocab)
     names = {*KINDS, *mix.split("+")} - set(mixes.MIXES)

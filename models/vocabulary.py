@@ -54,6 +54,12 @@ def ended(tokenizer: dict[str, bytes]) -> dict[str, bytes]:
     }
 
 
+def ranking(tokenizer: dict[str, bytes]) -> dict[str, bytes]:
+    """The same as a reranker has it, with what a query and a document are written into."""
+    template = "<|im_start|>find\n{query}\nin\n{document}<|im_end|>"
+    return tokenizer | {"tokenizer.chat_template.rerank": gguf_io.string(template)}
+
+
 def made_up(n_vocab: int, pre: str) -> dict[str, bytes]:
     """A complete tokenizer of `n_vocab` tokens, at least 259."""
     least = len(SPECIAL) + 256

@@ -318,6 +318,8 @@ class Engine:
         """Token ids of a text to embed: as many of the first as the context holds where it is to
         be cut, of which a last one that ends a text stays; else one of more is refused."""
 
+    def encode_pair(self, query: str, document: str) -> list[int]:
+        """Token ids of a query and a document, as a reranker was trained to see them."""
     def check_room(self, tokens: int) -> None:
         """Raises where a prompt of so many tokens leaves no room in the context."""
 

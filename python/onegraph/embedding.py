@@ -1,7 +1,9 @@
-"""Texts as vectors: `embed` and `aembed` of `LLM`."""
+"""Texts as vectors, and documents by their scores: `embed`, `rank` and their twins for asyncio."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -73,8 +75,8 @@ class Embeds(Loaded):
         bits; `onegraph help embeddings` has more.
 
         pooling: "last" takes the hidden state behind the last token, "mean" the mean of all, "cls"
-            that of the first token, of encoders alone; None what the model's file says, and where it
-            says nothing "last", with a warning, or an encoder's "mean"
+            that of the first token, of encoders alone; None what the model's file says, and where
+            it says nothing "last", with a warning, or an encoder's "mean"
         dimensions: the leading numbers of the vector alone, of models trained for that; None all
         normalize: give it the length 1, after `dimensions`
         truncate: leave the end of a text that is longer than the context out
@@ -84,7 +86,44 @@ class Embeds(Loaded):
         pooling that is not made here and an argument out of range.
         """
         texts = self._texts(text, pooling, dimensions, normalize, truncate)
+        return self._collected(texts, progress, arguments.integer("priority", priority))
+
+    def rank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        progress: bool | Told | None = None,
+        priority: int = 0,
+    ) -> NDArray[np.float32]:
+        """How well each document answers a query, by a reranker: float32 [n_documents], from 0 to
+        1. A score has the same bits alone and among others; `onegraph help embeddings` has more.
+
+        query: what is looked for
+        documents: texts, which are scored each by itself
+        progress, priority: as of `generate`
+
+        Raises `ArgumentError` for a model that is no reranker, `ContextError` where a query and a
+        document together are longer than the context.
+        """
+        texts = self._pairs(query, documents)
         urgency = arguments.integer("priority", priority)
+        return self._collected(texts, progress, urgency)[:, 0]
+
+    async def arank(
+        self, query: str, documents: Sequence[str], *, priority: int = 0
+    ) -> NDArray[np.float32]:
+        """`rank` for asyncio: the event loop runs on meanwhile, and no thread waits. Cancelling the
+        task cancels it.
+        """
+        urgency = arguments.integer("priority", priority)
+        texts = await asyncio.to_thread(self._pairs, query, documents)
+        return (await self._embedded(texts, urgency))[:, 0]
+
+    def _collected(
+        self, texts: Texts, progress: bool | Told | None, urgency: int
+    ) -> NDArray[np.float32]:
+        """The vectors of texts that are tokens already."""
         if progress is not None and not callable(progress):
             progress = arguments.flag("progress", progress)
         if progress is None and len(texts.ids) == 1:
@@ -199,6 +238,10 @@ class Embeds(Loaded):
             ),
             "normalize": arguments.flag("normalize", normalize),
         }
+        if options["pooling"] == "rank":
+            raise arguments.refused(
+                "pooling", "rank", "must be last, mean or cls; rank gives scores"
+            )
         cut = arguments.flag("truncate", truncate)
         if pooling is None:
             self._say_unpooled()
@@ -216,12 +259,27 @@ class Embeds(Loaded):
             names.append(name)
         return Texts(found, names, many is not None, options)
 
+    def _pairs(self, query: Any, documents: Any) -> Texts:
+        """What `rank` is asked for."""
+        asked = arguments.text("query", query)
+        if isinstance(documents, str) or not isinstance(documents, Sequence):
+            raise arguments.refused("documents", documents, "must be a list of texts")
+        found, names = [], []
+        for i, document in enumerate(documents):
+            name = f"documents[{i}]"
+            text = arguments.text(name, document)
+            with naming(name):
+                found.append(self._engine.encode_pair(asked, text))
+            names.append(name)
+        options = {"pooling": "rank", "dimensions": None, "normalize": False}
+        return Texts(found, names, True, options)
+
     def _room(self, texts: Texts) -> NDArray[np.float32]:
         """Where the vectors go."""
         import numpy as np  # `import onegraph` must be quick
 
         self._engine.check_open()
-        width = texts.options["dimensions"]
+        width = 1 if texts.options["pooling"] == "rank" else texts.options["dimensions"]
         if width is None or not 1 <= width <= self.n_embd:
             width = self.n_embd  # one that is out of range is refused with the first text
         try:

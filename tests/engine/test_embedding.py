@@ -237,7 +237,7 @@ def test_truncate_leaves_the_end_of_a_text_out_but_not_its_last_token(path: Path
         (["tea", [1, 9999]], {}, r"text\[1\] = token 9999"),
         (["tea", 3], {}, "text: tokens and texts are mixed"),
         (5, {}, "text = 5: "),
-        ("tea", {"pooling": "max"}, 'pooling = "max": must be last or mean'),
+        ("tea", {"pooling": "max"}, 'pooling = "max": must be last, mean or cls'),
         ("tea", {"pooling": 3}, "pooling = 3: "),
         ("tea", {"dimensions": 0}, "dimensions = 0: must be from 1 to 256"),
         ("tea", {"dimensions": 257}, "dimensions = 257: must be from 1 to 256"),

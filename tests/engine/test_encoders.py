@@ -1,5 +1,5 @@
-"""Models that see a whole text at once: their vectors against an independent pass and llama.cpp, and
-themselves in other company; and that they generate nothing."""
+"""Encoders, models that see a whole text at once: their vectors against an independent pass and
+llama.cpp, and themselves in other company; and that they generate nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,14 @@ def encoder(path: Path) -> Iterator[LLM]:
 @pytest.mark.parametrize(
     ("name", "mix", "far"),
     # What is multiplied with integers keeps 11 bits.
-    [("bert", "F32", 0), ("odd", "F16", 0), ("bert", "Q8_0", 4e-4), ("bert", "Q4_K", 4e-4)],
+    [
+        ("nomic-bert", "F32", 0),
+        ("nomic-bert", "Q8_0", 4e-4),
+        ("bert", "F32", 0),
+        ("odd", "F16", 0),
+        ("bert", "Q8_0", 4e-4),
+        ("bert", "Q4_K", 4e-4),
+    ],
 )
 def test_vectors_are_those_of_an_independent_pass(
     tmp_path: Path, name: str, mix: str, far: float, pooling: str
@@ -57,12 +64,17 @@ def test_vectors_are_those_of_an_independent_pass(
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-@pytest.mark.parametrize(("mix", "far"), [("F32", 2e-6), ("Q8_0", 3e-4)])
-def test_agrees_with_llama_cpp(tmp_path: Path, mix: str, far: float, pooling: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "mix", "far"),
+    [("bert", "F32", 2e-6), ("bert", "Q8_0", 3e-4), ("nomic-bert", "F32", 2e-6)],
+)
+def test_agrees_with_llama_cpp(
+    tmp_path: Path, name: str, mix: str, far: float, pooling: str
+) -> None:
     """Its GELU is the approximation by tanh, of halves, and with Q8_0 it rounds what it multiplies
     to 8 bits: no more than that is between."""
     xllamacpp = pytest.importorskip("xllamacpp", reason="llama.cpp, of the extra [test]")
-    path = write(tmp_path / "bert.gguf", SHAPES["bert"], mix, pooling)
+    path = write(tmp_path / "bert.gguf", SHAPES[name], mix, pooling)
     params = xllamacpp.CommonParams()
     params.model.path = str(path)
     params.n_ctx = params.n_batch = params.n_ubatch = 200
@@ -105,7 +117,9 @@ for mode in ("full", "none"):
 """
 
 
-@pytest.mark.parametrize(("name", "mix"), [("bert", "Q8_0"), ("odd", "F16")])
+@pytest.mark.parametrize(
+    ("name", "mix"), [("bert", "Q8_0"), ("odd", "F16"), ("nomic-bert", "Q8_0")]
+)
 def test_a_card_gives_the_bits_of_the_cpu(
     tmp_path: Path, ksim_env: dict[str, str], name: str, mix: str
 ) -> None:
@@ -168,10 +182,11 @@ def test_what_is_no_encoder_of_this_kind_is_refused(tmp_path: Path, tiny: Path) 
     key = b"bert.attention.causal" + (7).to_bytes(4, "little")  # a key of type bool
     assert data.count(key + b"\0") == 1
     path.write_bytes(data.replace(key + b"\0", key + b"\1"))
-    with pytest.raises(onegraph.ModelError, match=r"bert\.attention\.causal is true; expected false"):
+    said = r"bert\.attention\.causal is true; expected false"
+    with pytest.raises(onegraph.ModelError, match=said):
         LLM(path, device="cpu")
     with LLM(tiny, device="cpu") as llm:
-        said = 'pooling = cls: it is the state of the first token, which has seen no other'
+        said = "pooling = cls: it is the state of the first token, which has seen no other"
         with pytest.raises(onegraph.ArgumentError, match=said):
             llm.embed("tea", pooling="cls")
 

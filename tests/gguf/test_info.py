@@ -232,7 +232,8 @@ def test_what_cannot_run_is_described_all_the_same(tmp_path: Path) -> None:
     check_sizes(found, path)
     assert (
         "supported: llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, qwen35moe, gemma3, gemma4, "
-        "granite, lfm2, lfm2moe, mistral3, muse-glimmer, olmo2, smollm3, ernie4_5, bert" in found["error"]
+        "granite, lfm2, lfm2moe, mistral3, muse-glimmer, olmo2, smollm3, ernie4_5, bert, "
+        "nomic-bert" in found["error"]
     )
     assert found["architecture"] == "gpt2"
     assert found["shape"]["n_layer"] == tiny.N_LAYER

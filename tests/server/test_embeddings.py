@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -174,3 +176,37 @@ def test_a_client_that_leaves_takes_its_texts_along(served: Served, embedder: LL
     status, _ = served.post("/v1/embeddings", {"model": "embedding", "input": "tea"})
     assert status == 200
     assert embedder.stats().running == 0
+
+
+def test_rerank(tmp_path: Path) -> None:
+    """As Jina, Cohere and llama.cpp have it, with the bits of `LLM.rank`."""
+    shape = dataclasses.replace(shapes.find("tiny-qwen3-embedding"), pooling="rank")
+    synth.write(tmp_path / "rank.gguf", shape, "Q8_0", seed=3)
+    with LLM(tmp_path / "rank.gguf", device="cpu", max_batch=2) as ranker:
+        scores = ranker.rank("a drink", TEXTS)
+        order = np.argsort(-scores, kind="stable").tolist()
+        asked = {"query": "a drink", "documents": TEXTS}
+        with serving(asgi({"rank": ranker})) as served:
+            for at in ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking"):
+                status, answer = served.post(at, asked)
+                assert status == 200
+                assert [each["index"] for each in answer["results"]] == order
+                found = [each["relevance_score"] for each in answer["results"]]
+                assert (np.array(found, np.float32) == scores[order]).all()
+                assert (answer["object"], answer["model"]) == ("list", "rank")
+                assert answer["usage"]["prompt_tokens"] > 0
+            objects = [{"text": text} for text in TEXTS]
+            more = {"documents": objects, "top_n": 2, "return_documents": True}
+            status, answer = served.post("/v1/rerank", asked | more)
+            shown = [each["document"] for each in answer["results"]]
+            assert shown == [{"text": TEXTS[i]} for i in order[:2]]
+            for body, said in [
+                ({"query": "tea"}, "documents: is missing"),
+                ({"documents": TEXTS}, "query: is missing"),
+                (asked | {"documents": []}, "documents"),
+                (asked | {"documents": ["tea", 3]}, "documents[1]"),
+                (asked | {"top_n": 0}, "top_n"),
+                (asked | {"documents": ["tea " * 600]}, "documents[0]: the text has"),
+            ]:
+                status, answer = served.post("/v1/rerank", body)
+                assert (status, said in answer["error"]["message"]) == (400, True)

@@ -39,10 +39,15 @@ class Shape:
     n_ctx: int = 200
     n_types: int = 2
     eps: float = 1e-12
+    arch: str = "bert"
 
 
 #: The second has rows and heads that are no multiples of what kernels like.
-SHAPES = {"bert": Shape(256, 512, 4), "odd": Shape(96, 160, 3, n_layer=3, n_types=0, eps=1e-5)}
+SHAPES = {
+    "bert": Shape(256, 512, 4),
+    "odd": Shape(96, 160, 3, n_layer=3, n_types=0, eps=1e-5),
+    "nomic-bert": Shape(256, 512, 4, arch="nomic-bert"),
+}
 
 WORDS = ["the", "tea", "cup", "of", "sky", "is", "blue", "why", "naive", "rain", "日", "本"]
 
@@ -60,7 +65,10 @@ def write(
 ) -> Path:
     """A file of `shape`, its matrices of the type `mix`; `keys` are more of its own."""
     rng = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(path, "bert")
+    writer = gguf.GGUFWriter(path, shape.arch)
+    learned = shape.arch == "bert"
+    if not learned:
+        writer.add_rope_freq_base(1000.0)
     writer.add_block_count(shape.n_layer)
     writer.add_context_length(shape.n_ctx)
     writer.add_embedding_length(shape.n_embd)
@@ -104,11 +112,12 @@ def write(
 
     def linear(name: str, n_in: int, n_out: int, gain: float = 1.0) -> None:
         matrix(f"{name}.weight", n_in, n_out, gain / math.sqrt(n_in))
-        vector(f"{name}.bias", n_out, 0.0)
+        if learned:
+            vector(f"{name}.bias", n_out, 0.0)
 
     n = shape.n_embd
     matrix("token_embd.weight", n, len(tokens), 1.0)
-    rows = {"position_embd": shape.n_ctx, "token_types": shape.n_types}
+    rows = {"position_embd": shape.n_ctx if learned else 0, "token_types": shape.n_types}
     for name, count in rows.items():
         if count:
             table = (0.5 * rng.standard_normal((count, n))).astype(np.float32)
@@ -116,8 +125,13 @@ def write(
     norm("token_embd_norm")
     for layer in range(shape.n_layer):
         at = f"blk.{layer}"
-        for part, gain in (("attn_q", 1.5), ("attn_k", 1.5), ("attn_v", 1.0), ("attn_output", 2.0)):
-            linear(f"{at}.{part}", n, n, gain)
+        if learned:
+            for part, gain in (("attn_q", 1.5), ("attn_k", 1.5), ("attn_v", 1.0)):
+                linear(f"{at}.{part}", n, n, gain)
+        else:
+            linear(f"{at}.attn_qkv", n, 3 * n, 1.3)
+            linear(f"{at}.ffn_gate", n, shape.n_ff, 1.5)
+        linear(f"{at}.attn_output", n, n, 2.0)
         norm(f"{at}.attn_output_norm")
         linear(f"{at}.ffn_up", n, shape.n_ff, 1.5)
         linear(f"{at}.ffn_down", shape.n_ff, n)
@@ -130,7 +144,8 @@ def write(
 
 
 class Encoder:
-    """A file opened for an exact pass, in float64 (https://arxiv.org/abs/1810.04805)."""
+    """A file opened for an exact pass, in float64 (https://arxiv.org/abs/1810.04805), of Nomic's
+    too (https://arxiv.org/abs/2402.01613)."""
 
     def __init__(self, path: Path) -> None:
         reader = gguf.GGUFReader(path)
@@ -139,7 +154,9 @@ class Encoder:
             flat = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
             dims = tuple(int(d) for d in reversed(tensor.shape))
             self._weights[tensor.name] = np.asarray(flat, np.float64).reshape(dims)
-        key = lambda name: reader.fields[f"bert.{name}"].contents()  # noqa: E731
+        arch = reader.fields["general.architecture"].contents()
+        key = lambda name: reader.fields[f"{arch}.{name}"].contents()  # noqa: E731
+        self.rope_base = float(key("rope.freq_base")) if arch == "nomic-bert" else None
         self.n_layer = int(key("block_count"))
         self.n_head = int(key("attention.head_count"))
         self.eps = float(key("attention.layer_norm_epsilon"))
@@ -147,7 +164,8 @@ class Encoder:
     def states(self, ids: list[int]) -> Doubles:
         """The last hidden state of each token."""
         x = self._weights["token_embd.weight"][ids]
-        x = x + self._weights["position_embd.weight"][: len(ids)]
+        if self.rope_base is None:
+            x = x + self._weights["position_embd.weight"][: len(ids)]
         if "token_types.weight" in self._weights:
             x = x + self._weights["token_types.weight"][0]
         x = self._norm(x, "token_embd_norm")
@@ -155,7 +173,11 @@ class Encoder:
             at = f"blk.{layer}"
             x = self._norm(x + self._attention(x, at), f"{at}.attn_output_norm")
             inner = self._linear(x, f"{at}.ffn_up")
-            inner = inner * _erfc(-inner / math.sqrt(2)) / 2
+            if self.rope_base is None:
+                inner = inner * _erfc(-inner / math.sqrt(2)) / 2
+            else:
+                gate = self._linear(x, f"{at}.ffn_gate")
+                inner = inner * gate / (1 + np.exp(-gate))
             x = self._norm(x + self._linear(inner, f"{at}.ffn_down"), f"{at}.layer_output_norm")
         return x
 
@@ -166,19 +188,28 @@ class Encoder:
         return pooled / np.linalg.norm(pooled)
 
     def _attention(self, x: Doubles, at: str) -> Doubles:
-        heads = [
-            self._linear(x, f"{at}.attn_{part}").reshape(len(x), self.n_head, -1).swapaxes(0, 1)
-            for part in "qkv"
-        ]
-        q, k, v = heads
+        if self.rope_base is None:
+            rows = [self._linear(x, f"{at}.attn_{part}") for part in "qkv"]
+        else:
+            rows = np.split(self._linear(x, f"{at}.attn_qkv"), 3, axis=1)
+        q, k, v = (row.reshape(len(x), self.n_head, -1).swapaxes(0, 1) for row in rows)
+        if self.rope_base is not None:
+            q, k = self._rotated(q, self.rope_base), self._rotated(k, self.rope_base)
         scores = q @ k.swapaxes(1, 2) / math.sqrt(q.shape[2])
         shares = np.exp(scores - scores.max(axis=2, keepdims=True))
         shares /= shares.sum(axis=2, keepdims=True)
         out = (shares @ v).swapaxes(0, 1).reshape(len(x), -1)
         return self._linear(out, f"{at}.attn_output")
 
+    @staticmethod
+    def _rotated(x: Doubles, base: float) -> Doubles:
+        half = x.shape[2] // 2
+        angles = np.arange(x.shape[1])[:, None] * base ** (-np.arange(half) / half)
+        cos, sin, (u, v) = np.cos(angles), np.sin(angles), np.split(x, 2, axis=2)
+        return np.concatenate([u * cos - v * sin, u * sin + v * cos], axis=2)
+
     def _linear(self, x: Doubles, name: str) -> Doubles:
-        return x @ self._weights[f"{name}.weight"].T + self._weights[f"{name}.bias"]
+        return x @ self._weights[f"{name}.weight"].T + self._weights.get(f"{name}.bias", 0.0)
 
     def _norm(self, x: Doubles, name: str) -> Doubles:
         x = x - x.mean(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""WordPiece: ids of llama.cpp's own test strings, of the published tokenizer, and what bounds it."""
+"""WordPiece: ids of llama.cpp's own test strings, of the published tokenizer, and its bounds."""
 
 from __future__ import annotations
 

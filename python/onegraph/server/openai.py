@@ -22,6 +22,7 @@ from onegraph.server.events import Event, Finish, Text, said
 from onegraph.server.fields import Fields, wrong
 from onegraph.server.history import with_reasoning
 from onegraph.server.models import Model
+from onegraph.server.ranking import of_rerank
 from onegraph.server.refusals import Refused
 from onegraph.server.sampling import options, salt_of, spelled
 from onegraph.server.service import Service
@@ -94,8 +95,13 @@ def routes(service: Service) -> list[Route]:
     async def embeddings(request: Request) -> Vectors:
         return await service.read(request, of_openai)
 
+    async def rerank(request: Request) -> Vectors:
+        return await service.read(request, of_rerank)
+
     posted = {"chat/completions": chat, "completions": completions, "embeddings": embeddings}
+    posted |= {"rerank": rerank, "reranking": rerank}
     return [
+        Route("/v2/rerank", rerank, methods=["POST"]),  # Cohere's
         # As llama.cpp's server has them too.
         *(Route(f"{at}/{name}", posted[name], methods=["POST"]) for at in AT for name in posted),
         *(Route(f"{at}/models", models, methods=["GET"]) for at in AT),

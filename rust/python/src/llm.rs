@@ -314,6 +314,19 @@ impl Engine {
         Ok(ids)
     }
 
+    /// Token ids of a query and a document, as a reranker was trained to see them.
+    fn encode_pair(&self, py: Python<'_>, query: &str, document: &str) -> PyResult<Vec<u32>> {
+        let mut failed = None;
+        let ids = interruptible(py, |go_on| {
+            let ids = self.inner.pair(query, document, go_on);
+            ids.unwrap_or_else(|e| {
+                failed = Some(e);
+                Some(Vec::new())
+            })
+        });
+        failed.map_or(ids, |e| Err(to_py(e)))
+    }
+
     /// Raises where a prompt of so many tokens leaves no room in the context.
     fn check_room(&self, tokens: usize) -> PyResult<()> {
         self.inner.check_room(tokens, false).map_err(to_py)

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::config::{self, Config, TensorSpec};
+use crate::config::{self, Config, PoolingType, TensorSpec};
 use crate::error::{Error, Result};
 use crate::plan::{signature, Op, Plan};
 
@@ -18,6 +18,7 @@ mod lfm2moe;
 mod llama;
 mod mistral3;
 mod muse_glimmer;
+mod nomic_bert;
 mod olmo2;
 mod qwen2;
 mod qwen3;
@@ -25,6 +26,14 @@ mod qwen35;
 mod qwen35moe;
 mod qwen3moe;
 mod smollm3;
+
+/// The head of a reranker, which the engine computes.
+const HEAD: [&str; 4] = [
+    "cls.weight",
+    "cls.bias",
+    "cls.output.weight",
+    "cls.output.bias",
+];
 
 const _: () = assert!(config::MOST_EXPERTS <= signature::MOST_EXPERTS);
 
@@ -134,6 +143,11 @@ pub static ARCHITECTURES: &[Architecture] = &[
         experts: false,
         plan: bert::plan,
     },
+    Architecture {
+        name: "nomic-bert",
+        experts: false,
+        plan: nomic_bert::plan,
+    },
 ];
 
 /// The row of an architecture.
@@ -197,6 +211,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
         !used.contains(name.as_str())
             && !name.ends_with(".attn_rot_embd.weight")
             && !guesses_ahead(config, name)
+            && !(config.pooling == Some(PoolingType::Rank) && HEAD.contains(&name.as_str()))
             && !is_replaced(config, name)
             && !name.ends_with(".input_scale")
             && !spec.shape.contains(&0)

@@ -8,6 +8,7 @@ use super::options::in_range;
 use super::policy::check_priority;
 use super::pooling::{Embedding, Pooling};
 use super::queue::Work;
+use super::ranking::no_reranker;
 use super::request::Outlet;
 use super::ticket::Ticket;
 use super::Engine;
@@ -17,7 +18,7 @@ use crate::error::Result;
 #[derive(Debug, Clone, PartialEq)]
 pub struct EmbedRequest {
     pub ids: Vec<u32>,
-    /// None: as the file says.
+    /// None: as the file says. [`Pooling::Rank`] gives one number, the score of a pair.
     pub pooling: Option<Pooling>,
     /// The leading dimensions to give, of models trained for that; none: all.
     pub dimensions: Option<usize>,
@@ -45,9 +46,12 @@ impl Engine {
         self.shared.check_open()?;
         let loaded = &self.loaded;
         check_priority(request.priority)?;
-        let pooling = match request.pooling {
-            Some(pooling) => pooling.of_model(loaded.looks_ahead)?,
-            None => Pooling::of_file(loaded.pooling, loaded.looks_ahead)?,
+        let (pooling, head) = match request.pooling {
+            Some(Pooling::Rank) => {
+                let head = loaded.head.as_ref().ok_or_else(no_reranker)?;
+                (Pooling::of_head(loaded.looks_ahead), Some(head.clone()))
+            }
+            _ => (self.pooling(request.pooling)?, None),
         };
         let dimensions = request.dimensions.unwrap_or(loaded.n_embd);
         in_range("dimensions", dimensions, 1, loaded.n_embd)?;
@@ -59,10 +63,20 @@ impl Engine {
             request.ids.clone(),
             pooling,
             [loaded.n_embd, dimensions],
-            request.normalize,
+            request.normalize && head.is_none(),
+            head,
             Outlet::new(out, caller),
         )));
         let (priority, asked) = (request.priority, request.asked);
         self.push(work, tokens, items, priority, asked, timeout)
+    }
+
+    /// How vectors are made where a request says so, or does not.
+    fn pooling(&self, said: Option<Pooling>) -> Result<Pooling> {
+        let loaded = &self.loaded;
+        match said {
+            Some(pooling) => pooling.of_model(loaded.looks_ahead),
+            None => Pooling::of_file(loaded.pooling, loaded.looks_ahead),
+        }
     }
 }

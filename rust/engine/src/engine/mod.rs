@@ -45,6 +45,7 @@ mod policy;
 mod pooling;
 mod prefixes;
 mod queue;
+pub(crate) mod ranking;
 mod request;
 mod scheduler;
 mod stats;
@@ -75,6 +76,7 @@ use device::Device;
 use executor::{panic_error, Executor};
 use options::in_range;
 use queue::{Job, Look, Running, Shared, Work};
+use ranking::Head;
 use request::Outlet;
 
 /// How far loading has come.
@@ -102,6 +104,8 @@ pub struct Loaded {
     pub looks_ahead: bool,
     /// How the file pools them, where it says so.
     pub pooling: Option<PoolingType>,
+    /// That of a reranker.
+    pub head: Option<Arc<Head>>,
     pub tokenizer: Arc<Tokenizer>,
     /// Why `auto` took the CPU; none where it did not.
     pub no_card: Option<&'static str>,
@@ -608,6 +612,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
         n_embd: config.n_embd,
         looks_ahead,
         pooling: config.pooling,
+        head: Head::read(&config, &model)?,
         tokenizer,
         no_card: (options.device == "auto" && device == Device::Cpu).then(device::no_card),
         chat_template: model

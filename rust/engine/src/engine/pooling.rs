@@ -10,6 +10,9 @@
 //!   divided by the root of it; all of it in float64. A vector of zeros stays one.
 //! - At the end each number is rounded to float32, once.
 
+use std::sync::Arc;
+
+use super::ranking::Head;
 use super::request::Outlet;
 use crate::config::PoolingType;
 use crate::error::{Error, Result};
@@ -20,6 +23,8 @@ pub enum Pooling {
     Last,
     Mean,
     Cls,
+    /// To a score, by a reranker's head.
+    Rank,
 }
 
 impl Pooling {
@@ -32,6 +37,7 @@ impl Pooling {
             "last" => Ok(Self::Last),
             "mean" => Ok(Self::Mean),
             "cls" => Ok(Self::Cls),
+            "rank" => Ok(Self::Rank),
             _ => Err(Error::Argument {
                 name: "pooling",
                 value: format!("{name:?}"),
@@ -53,8 +59,16 @@ impl Pooling {
             Some(PoolingType::Cls) => Self::Cls.of_model(looks_ahead),
             Some(PoolingType::Rank) => Err(not_made(
                 PoolingType::Rank,
-                "the model's file is a reranker's, whose head for scores is not read here",
+                "the model's file is a reranker's: rank gives its scores of documents for a query",
             )),
+        }
+    }
+
+    /// The state that a reranker's head takes: that of a token which has seen all others.
+    pub fn of_head(looks_ahead: bool) -> Self {
+        match looks_ahead {
+            true => Self::Cls,
+            false => Self::Last,
         }
     }
 
@@ -77,7 +91,7 @@ impl Pooling {
     fn wanted(self, n: usize, last: bool) -> usize {
         match self {
             Self::Mean | Self::Cls => n,
-            Self::Last => usize::from(last),
+            Self::Last | Self::Rank => usize::from(last),
         }
     }
 }
@@ -98,6 +112,8 @@ pub struct Embedding {
     pooling: Pooling,
     dimensions: usize,
     normalize: bool,
+    /// What makes a score of the vector.
+    head: Option<Arc<Head>>,
     /// `[n_embd]`, of the states so far.
     sum: Vec<f64>,
     /// States in the sum.
@@ -107,12 +123,13 @@ pub struct Embedding {
 
 impl Embedding {
     /// Of `ids`, by a model of width `n_embd`: the leading `dimensions`, of length 1 where they are to be
-    /// normalized. The vector goes to `out`.
+    /// normalized, or the score that a `head` makes of it. The vector goes to `out`.
     pub fn new(
         ids: Vec<u32>,
         pooling: Pooling,
         [n_embd, dimensions]: [usize; 2],
         normalize: bool,
+        head: Option<Arc<Head>>,
         out: Outlet<Vec<f32>>,
     ) -> Self {
         Self {
@@ -120,6 +137,7 @@ impl Embedding {
             pooling,
             dimensions,
             normalize,
+            head,
             sum: vec![0.0; n_embd],
             n: 0,
             out,
@@ -135,7 +153,7 @@ impl Embedding {
     pub fn add(&mut self, states: &[f32]) {
         let most = match self.pooling {
             Pooling::Cls => 1usize.saturating_sub(self.n),
-            Pooling::Last | Pooling::Mean => usize::MAX,
+            Pooling::Last | Pooling::Mean | Pooling::Rank => usize::MAX,
         };
         for state in states.chunks_exact(self.sum.len()).take(most) {
             self.n += 1;
@@ -147,6 +165,11 @@ impl Embedding {
     /// Sends the vector.
     pub fn finish(mut self) {
         let made = vector(&mut self.sum, self.n, self.dimensions, self.normalize);
+        // Of one state the sum is that.
+        let made = made.map(|vector| match &self.head {
+            Some(head) => vec![head.score(&self.sum)],
+            None => vector,
+        });
         self.out.send(made);
     }
 
@@ -192,7 +215,7 @@ mod tests {
         let pooled = |pieces: &[usize]| {
             let (out, items) = mpsc::channel();
             let out = Outlet::new(out, None);
-            let mut text = Embedding::new(vec![0; 10], Pooling::Mean, [4, 4], true, out);
+            let mut text = Embedding::new(vec![0; 10], Pooling::Mean, [4, 4], true, None, out);
             let mut rest = &states[..];
             for n in pieces {
                 assert_eq!(text.wanted(*n, false), *n);

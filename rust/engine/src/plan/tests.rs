@@ -533,7 +533,7 @@ fn an_op_runs_over_the_rows_of_its_buffers() {
 #[test]
 fn heads_are_those_of_the_ops_that_read_the_cache() {
     let plan = plan(CASES.iter().map(|case| case.op.clone()).collect());
-    assert_eq!(plan.attentions().collect::<Vec<_>>(), [(4, plan.kv[2]); 2]);
+    assert_eq!(plan.attentions().collect::<Vec<_>>(), [(4, plan.kv[2]); 3]);
 }
 
 #[test]

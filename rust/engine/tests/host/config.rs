@@ -209,7 +209,8 @@ fn other_architectures_are_listed() {
         &[
             "architecture \"gpt2\" is not supported",
             "llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, qwen35moe, gemma3, gemma4, granite, lfm2, \
-             lfm2moe, mistral3, muse-glimmer, olmo2, smollm3, ernie4_5, bert",
+             lfm2moe, mistral3, muse-glimmer, olmo2, smollm3, ernie4_5, bert, \
+             nomic-bert",
         ],
     );
 }

@@ -250,7 +250,7 @@ pub fn tiny(arch: &str) -> Writer {
     w.set("tokenizer.ggml.merges", Value::Array(Array::String(merges)));
     w.set("tokenizer.ggml.eos_token_id", Value::U32(5));
     w.tensor("token_embd.weight", &[8, 6], F16);
-    if arch == "bert" {
+    if arch.ends_with("bert") {
         encoder(&mut w, arch);
         return w;
     }
@@ -348,17 +348,22 @@ fn encoder(w: &mut Writer, arch: &str) {
     const F32: u32 = 0;
     const F16: u32 = 1;
     w.set(&format!("{arch}.attention.causal"), Value::Bool(false));
-    w.tensor("position_embd.weight", &[8, 32], F32);
+    let learned = arch == "bert";
+    if learned {
+        w.tensor("position_embd.weight", &[8, 32], F32);
+    }
     let mut norms = vec!["token_embd_norm".to_owned()];
     for layer in 0..2 {
-        for (name, shape) in [
-            ("attn_q", [8, 8]),
-            ("attn_k", [8, 4]),
-            ("attn_v", [8, 4]),
+        let mut matrices = vec![
             ("attn_output", [8, 8]),
             ("ffn_up", [8, 12]),
             ("ffn_down", [12, 8]),
-        ] {
+        ];
+        matrices.extend(match learned {
+            true => vec![("attn_q", [8, 8]), ("attn_k", [8, 4]), ("attn_v", [8, 4])],
+            false => vec![("attn_qkv", [8, 16]), ("ffn_gate", [8, 12])],
+        });
+        for (name, shape) in matrices {
             w.tensor(&format!("blk.{layer}.{name}.weight"), &shape, F16);
         }
         norms.extend(["attn_output_norm", "layer_output_norm"].map(|n| format!("blk.{layer}.{n}")));
