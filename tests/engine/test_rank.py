@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import onegraph
 import pytest
@@ -18,7 +17,7 @@ import shapes
 import synth
 from onegraph import LLM
 from support.card_process import run_on
-from support.encoders import SHAPES
+from support.encoders import SHAPES, Encoder
 from support.encoders import write as write_encoder
 from support.reference import Reference
 
@@ -142,11 +141,18 @@ def test_a_head_that_is_not_read_is_refused(tmp_path: Path, path: Path) -> None:
     other.write_bytes(data.replace(b"cls.output.weight", b"cls.0utput.weight"))
     with pytest.raises(onegraph.ModelError, match=r"cls\.0utput\.weight"):
         LLM(other, device="cpu")
-    bert = write_encoder(tmp_path / "bert.gguf", SHAPES["bert"], "F16", "mean")
-    key = b"bert.pooling_type" + (4).to_bytes(4, "little")  # a key of type u32
-    mean = key + gguf.PoolingType.MEAN.to_bytes(4, "little")
-    data = bert.read_bytes()
-    assert data.count(mean) == 1
-    bert.write_bytes(data.replace(mean, key + gguf.PoolingType.RANK.to_bytes(4, "little")))
+    bert = write_encoder(tmp_path / "bert.gguf", SHAPES["bert"], "F16", "rank")
     with pytest.raises(onegraph.ModelError, match="rerankers with 2 token types"):
         LLM(bert, device="cpu")
+
+
+def test_an_encoder_of_one_type_of_tokens_ranks(tmp_path: Path) -> None:
+    """Its first token has seen both."""
+    path = write_encoder(tmp_path / "bert.gguf", SHAPES["odd"], "F32", "rank")
+    exact, documents = Encoder(path), ["tea", "blue sky", "", "rain"]
+    with LLM(path, device="cpu", kv_type="f32") as llm:
+        found = llm.rank("a cup", documents)
+        query, *texts = (llm.tokenize(text)[1:-1] for text in ["a cup", *documents])
+        wanted = [exact.score([2, *query, 3, *text, 3]) for text in texts]
+    assert np.std(wanted) > 0.02
+    assert np.abs(found - wanted).max() < 1e-6
