@@ -316,6 +316,8 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         out[f"{a}.expert_shared_feed_forward_length"] = gguf_io.u32(shape.n_ff_shared)
     if shape.pooling:
         out[f"{a}.pooling_type"] = gguf_io.u32(POOLING[shape.pooling])
+    if shape.pooling == "rank":
+        out[f"{a}.classifier.output_labels"] = gguf_io.strings(["yes", "no"])
     if mix in mixes.FILE_TYPES:
         out["general.file_type"] = gguf_io.u32(mixes.FILE_TYPES[mix])
     if delta := shape.delta:

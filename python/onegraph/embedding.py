@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -117,8 +116,8 @@ class Embeds(Loaded):
         task cancels it.
         """
         urgency = arguments.integer("priority", priority)
-        texts = await asyncio.to_thread(self._pairs, query, documents)
-        return (await self._embedded(texts, urgency))[:, 0]
+        prepare = preparing(lambda: self._pairs(query, documents), documents)
+        return (await self._embedded(await prepare(), urgency))[:, 0]
 
     def _collected(
         self, texts: Texts, progress: bool | Told | None, urgency: int

@@ -13,7 +13,7 @@ import onegraph
 import pytest
 from onegraph import LLM, _native
 from support.card_process import run_on
-from support.encoders import POOLING, SHAPES, Encoder, write
+from support.encoders import SHAPES, Encoder, write
 
 pytestmark = pytest.mark.thorough
 
@@ -171,7 +171,6 @@ def test_where_the_file_names_no_pooling_it_is_the_mean(
         wanted = "cls" if pooling == "cls" else "mean"
         assert (llm.embed("tea") == llm.embed("tea", pooling=wanted)).all()
     assert not caplog.records
-    assert set(POOLING) == {"none", "mean", "cls", "last"}
 
 
 def test_what_is_no_encoder_of_this_kind_is_refused(tmp_path: Path, tiny: Path) -> None:

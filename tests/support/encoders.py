@@ -23,7 +23,7 @@ from onegraph import _native
 Doubles = NDArray[np.float64]
 
 #: Numbers of `pooling_type`.
-POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3}
+POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
 
 _erfc = np.vectorize(math.erfc)
 
@@ -123,6 +123,9 @@ def write(
             table = (0.5 * rng.standard_normal((count, n))).astype(np.float32)
             writer.add_tensor(f"{name}.weight", table)
     norm("token_embd_norm")
+    if pooling == "rank":
+        linear("cls", n, n)
+        linear("cls.output", n, 1, 3.0)
     for layer in range(shape.n_layer):
         at = f"blk.{layer}"
         if learned:
@@ -186,6 +189,11 @@ class Encoder:
         states = self.states(ids)
         pooled = {"cls": states[0], "last": states[-1], "mean": states.mean(axis=0)}[pooling]
         return pooled / np.linalg.norm(pooled)
+
+    def score(self, ids: list[int]) -> float:
+        """A reranker's, of a query and a document."""
+        inner = np.tanh(self._linear(self.states(ids)[:1], "cls"))
+        return float(1 / (1 + np.exp(-self._linear(inner, "cls.output")[0, 0])))
 
     def _attention(self, x: Doubles, at: str) -> Doubles:
         if self.rope_base is None:

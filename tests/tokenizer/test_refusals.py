@@ -56,7 +56,7 @@ def steps() -> list[str]:
 BYTE_LEVEL: dict[str, tuple[Change, str]] = {
     "no model": (
         drop("model"),
-        'tokenizer.ggml.model is missing; expected "gpt2", "llama" or',
+        'tokenizer.ggml.model is missing; expected "gpt2", "llama", "gemma4" or',
     ),
     "model of numbers": (put("model", 7), "tokenizer.ggml.model is 7; expected a string"),
     "unknown model": (

@@ -35,7 +35,7 @@ mod qwen3next;
 mod seed_oss;
 mod smollm3;
 
-/// The head of a reranker, which the engine computes.
+/// The head of a reranker.
 const HEAD: [&str; 4] = [
     "cls.weight",
     "cls.bias",
@@ -256,7 +256,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
         !used.contains(name.as_str())
             && !name.ends_with(".attn_rot_embd.weight")
             && !guesses_ahead(config, name)
-            && !(config.pooling == Some(PoolingType::Rank) && HEAD.contains(&name.as_str()))
+            && !is_of_head(config, name)
             && !is_replaced(config, name)
             && !name.ends_with(".input_scale")
             && !spec.shape.contains(&0)
@@ -286,6 +286,11 @@ fn is_replaced(config: &Config, name: &str) -> bool {
     const PARTS: [&str; 3] = ["attn_k.weight", "attn_v.weight", "attn_k_norm.weight"];
     let first = config.n_layer.saturating_sub(config.n_layer_shared_kv);
     layer_of(name).is_some_and(|(layer, part)| layer >= first && PARTS.contains(&part))
+}
+
+/// Whether a tensor is of a reranker's head, which the engine computes.
+fn is_of_head(config: &Config, name: &str) -> bool {
+    config.pooling == Some(PoolingType::Rank) && HEAD.contains(&name)
 }
 
 /// The layer of a tensor, and its name there.

@@ -104,13 +104,14 @@ impl std::fmt::Debug for Head {
 }
 
 impl Head {
-    /// That of a file that is a reranker's.
+    /// That of a file that is a reranker's, and has it.
     ///
     /// # Errors
     /// [`Error::Tensor`] for one that is missing or of the wrong shape; [`Error::Metadata`] for rows of
     /// another kind for documents than for queries.
     pub fn read(config: &Config, model: &Model) -> Result<Option<Arc<Self>>> {
-        if config.pooling != Some(PoolingType::Rank) {
+        let has_head = config.tensors.contains_key("cls.output.weight");
+        if config.pooling != Some(PoolingType::Rank) || !has_head {
             return Ok(None);
         }
         let types = config.tensors.get("token_types.weight");
@@ -134,7 +135,7 @@ impl Head {
         let Some(out) = out else {
             return Err(Error::Tensor {
                 name: "cls.output.weight".into(),
-                found: "nothing, or other rows".into(),
+                found: "other rows".into(),
                 expected: "1 row, a reranker's score, or 2, of yes and of no".into(),
                 remedy: "use a model that was converted as a reranker".into(),
             });
