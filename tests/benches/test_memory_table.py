@@ -25,7 +25,7 @@ def table() -> str:
 
 
 def test_the_page_has_what_is_computed(table: str) -> None:
-    assert len(table.splitlines()) == 23
+    assert len(table.splitlines()) > 25
     assert table in (ROOT / "python/onegraph/pages/models.md").read_text()
 
 
