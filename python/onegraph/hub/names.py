@@ -20,9 +20,13 @@ class Named(NamedTuple):
     memory: float
 
 
-@functools.cache
 def names() -> dict[str, Named]:
     """The table, by name."""
+    return _read()
+
+
+@functools.cache
+def _read() -> dict[str, Named]:
     rows = Path(__file__).with_name("names.txt").read_text(encoding="utf-8").splitlines()
     split = [row.split(maxsplit=3) for row in rows if not row.startswith("#")]
     found = {
