@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,11 +21,6 @@ class Named(NamedTuple):
 
 def names() -> dict[str, Named]:
     """The table, by name."""
-    return _read()
-
-
-@functools.cache
-def _read() -> dict[str, Named]:
     rows = Path(__file__).with_name("names.txt").read_text(encoding="utf-8").splitlines()
     split = [row.split(maxsplit=3) for row in rows if not row.startswith("#")]
     found = {
