@@ -237,6 +237,9 @@ class LlamaCpp:
         params.port = 0
         params.warmup = False
         self.server = xllamacpp.Server(params)
+        # Its main loop answers: a server that goes before that has begun waits for it forever.
+        with urllib.request.urlopen(self.server.listening_address + "/slots", timeout=60):
+            pass
 
     def encode(
         self, texts: Sequence[str], *, add_special: bool = False, parse_special: bool = False

@@ -19,6 +19,17 @@ use crate::weights::Model;
 /// Where the file says what a query and a document are to the model.
 const TEMPLATE: &str = "tokenizer.chat_template.rerank";
 
+/// Most numbers of a matrix: a head is small.
+const MOST: usize = 1 << 24;
+
+/// The numbers of a tensor of this shape, where there are some and not too many; of a matrix, where its rows
+/// have so many.
+fn size(shape: &[usize], n_in: Option<usize>) -> Option<usize> {
+    let fits = n_in.is_none_or(|n_in| shape.first() == Some(&n_in));
+    let n = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+    n.filter(|n| fits && (1..=MOST).contains(n))
+}
+
 /// A product with a matrix.
 struct Layer {
     /// `[n_out][n_in]`.
@@ -36,18 +47,19 @@ impl Layer {
             let Some(spec) = config.tensors.get(&name) else {
                 return Ok(None);
             };
-            let n: usize = spec.shape.iter().product();
-            let fits = part == "bias" || spec.shape.first() == Some(&n_in);
-            if !fits || n > (1 << 24) {
+            let Some(n) = size(&spec.shape, (part != "bias").then_some(n_in)) else {
                 return Err(Error::Tensor {
                     name,
                     found: format!("the shape {:?}", spec.shape),
-                    expected: format!("rows of {n_in}"),
+                    expected: match part {
+                        "bias" => "a number for each row of its matrix".into(),
+                        _ => format!("rows of {n_in}"),
+                    },
                     remedy:
                         "the metadata and the tensors disagree: convert or fetch the model again"
                             .into(),
                 });
-            }
+            };
             let mut values = vec![0.0; n];
             let weight = plan::Weight {
                 name,
@@ -245,6 +257,28 @@ mod tests {
         let given: Vec<&str> = given.into_iter().map(|range| &text[range]).collect();
         assert_eq!(given, ["a {document}", "{query}"]);
         assert_eq!(written("none", "a", "b"), ("none".into(), vec![]));
+    }
+
+    #[test]
+    fn a_matrix_without_rows_is_none() {
+        assert_eq!(size(&[4, 3], Some(4)), Some(12));
+        assert_eq!(size(&[3], None), Some(3));
+        for shape in [
+            &[4, 0][..],
+            &[0, 1],
+            &[3, 4],
+            &[],
+            &[4, usize::MAX],
+            &[4, 1 << 23],
+        ] {
+            assert_eq!(size(shape, Some(4)), None, "{shape:?}");
+        }
+        assert_eq!(
+            [&[0][..], &[1 << 25]].map(|shape| size(shape, None)),
+            [None; 2]
+        );
+        // Of no columns there would be any number of rows.
+        assert_eq!(size(&[0, 1], Some(0)), None);
     }
 
     #[test]
