@@ -223,7 +223,7 @@ def test_a_model_whose_file_names_no_pooling_says_once_that_its_vectors_tell_lit
             llm.embed([5])
             asyncio.run(_embedded(llm))
         assert caplog.text.count(f"{path.name} {said}") == caplog.text.count(said) == times
-        assert ("such as hf:" in caplog.text) == (times == 1)
+        assert ("such as qwen3-embedding" in caplog.text) == (times == 1)
 
 
 async def _embedded(llm: LLM) -> None:

@@ -147,7 +147,7 @@ def test_no_model_with_a_number_that_is_not_finite_answers(name: str, tmp_path: 
     # Each role in the first layer that has it or the last, with other values and caches in other
     # shapes.
     roles = {re.sub(r"^blk\.\d+", "", t.name): t for t in model.tensors[:: (-1) ** number]}
-    assert len(roles) > 10
+    assert len(roles) >= 10
     for asked, tensor in enumerate(roles.values()):
         value, kv_type = VALUES[(asked + number // 2) % 3], KV_TYPES[(asked + number) % 4]
         refused = [

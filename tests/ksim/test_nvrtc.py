@@ -66,6 +66,7 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
     if constexpr (HAS_WARPGROUPS) {
         float sums[4][4];
         const CoreMatrix b = core_matrix(to_shared_address(s), 256) + 16;
+        wgmma_stored();
         wgmma_fence();
         wgmma_k16_f16_f32(sums, a, b, false);
         wgmma_commit();

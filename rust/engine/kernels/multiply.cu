@@ -24,10 +24,7 @@ KERNEL(multiply_sum, MultiplyParams) {
     float d[CHUNKS][4] = {};
     if constexpr (HAS_WARPGROUPS) {
         for (uint32_t i = threadIdx.x; i < 16 * 8 * CHUNKS / 2; i += BLOCK) ones[i] = ONES;
-        // Products read what threads have stored.
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
+        wgmma_stored();
         __syncthreads();
         const CoreMatrix b = core_matrix(to_shared_address(ones), 256);
 #pragma unroll 1

@@ -67,6 +67,13 @@ WGMMA_BYTES(wgmma_u8_u8, "u8.u8")
 constexpr bool HAS_WARPGROUPS = false;
 #endif
 
+// Lets products read what the thread has stored where B lies; a barrier goes behind it.
+DEVICE void wgmma_stored() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) && !defined(ONEGRAPH_SIM)
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 DEVICE void wgmma_fence() {
 #ifdef ONEGRAPH_SIM
     sim::wgmma_fence();
