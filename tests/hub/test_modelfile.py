@@ -70,7 +70,9 @@ def test_system_and_parameters_are_read(store: Path) -> None:
     assert modelfile.read("hf:user/repo:Q8_0") == modelfile.Modelfile()
 
 
-@pytest.mark.parametrize("params", ["", "[", "[]", '{"num_predict": "all"}'])
+@pytest.mark.parametrize(
+    "params", ["", "[", "[]", '{"num_predict": "all"}', '{"num_ctx": "4k"}', '{"num_ctx": 0}']
+)
 def test_damaged_parameters_are_an_error(store: Path, params: str) -> None:
     with pytest.raises(onegraph.ModelError, match="its parameters in ollama's store are damaged"):
         added(store, params=params)

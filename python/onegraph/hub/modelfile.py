@@ -55,6 +55,8 @@ def read(ref: str) -> Modelfile:
         if given.get("seed", -1) != -1:
             sampling["seed"] = given["seed"] % 2**64
         n_ctx = given.get("num_ctx")
+        if n_ctx is not None and (not isinstance(n_ctx, int) or n_ctx < 1):
+            raise ValueError(f"num_ctx is {n_ctx!r}, not a number of tokens")
     except (ValueError, TypeError, AttributeError, RecursionError) as e:
         raise ModelError(
             f"{ref}: its parameters in ollama's store are damaged: {e}; pull or create it again"
