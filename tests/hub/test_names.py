@@ -91,7 +91,8 @@ PULL = f"""
 import sys
 from onegraph import cli, hub
 from onegraph.hub import Named
-hub.names()["tiny:1b"] = Named("hf:{fake_hub.REPO}:Q4_K_M", "Tiny 1B", 1.5)
+known = hub.names() | {{"tiny:1b": Named("hf:{fake_hub.REPO}:Q4_K_M", "Tiny 1B", 1.5)}}
+hub.names = lambda: known
 sys.exit(cli.main(sys.argv[1:]))
 """
 
