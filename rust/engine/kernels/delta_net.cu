@@ -1,7 +1,6 @@
 // The gated delta rule as Op::DeltaNet states it. A block takes COLUMNS columns of a head's state, which
 // its threads hold in registers over some rows in order: the first block those of prompts, each behind it
-// one that is a sequence of its own. A warp has eight columns, and four chains of each:
-// lane = chain * 8 + column.
+// one that is a sequence of its own.
 //
 // Where it CONVOLVES, queries, keys and values are what Op::ShortConv makes of a row that is a sequence of
 // its own: each block finds out those that it has. What the convolution keeps of values is the block's to
@@ -10,13 +9,9 @@
 // variant.cuh: N_HEAD, N_HEAD_K, GROUPED, HEAD_DIM, COLUMNS, ROOT (1 / sqrt(HEAD_DIM)), CONVOLVES, TAPS.
 #include "kv.cuh"
 #include "math.cuh"
-#include "norm.cuh"
 #include "variant.cuh"
+#include "delta.cuh"
 
-constexpr uint32_t CHAINS = 4;
-constexpr uint32_t CHAIN = HEAD_DIM / CHAINS;
-constexpr uint32_t WARPS = COLUMNS / 8;
-constexpr uint32_t HEADS = 2 * N_HEAD_K + N_HEAD;
 constexpr uint32_t CHANNELS = HEADS * HEAD_DIM;
 constexpr uint32_t KEPT = TAPS - 1;
 // The power of two from n on.
@@ -25,11 +20,8 @@ constexpr int power_from(uint32_t n) { return n > 1 ? 2 * power_from((n + 1) / 2
 constexpr int OWN = power_from((2 * HEAD_DIM + WARPS * 32 - 1) / (WARPS * 32));
 static_assert(HEAD_DIM % OWN == 0 && OWN * WARPS * 32 >= 2 * HEAD_DIM, "all of both, apart");
 static_assert(!CONVOLVES || N_HEAD % N_HEAD_K == 0, "as many blocks for each head of keys");
-constexpr uint32_t PARTS = HEAD_DIM / COLUMNS;
 // Blocks of the heads that share a head of queries and keys.
 constexpr uint32_t SHARERS = N_HEAD / N_HEAD_K * PARTS;
-static_assert(HEAD_DIM % COLUMNS == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "lanes of a head");
-static_assert(WARPS >= 2, "a warp for queries, one for keys");
 
 // The convolution before, where it CONVOLVES.
 struct Convolution {
@@ -111,23 +103,15 @@ DEVICE void leave_window(const Window<N>& w, float* state, uint32_t channel) {
     }
 }
 
-// The sum of four chains, the same in all lanes of a column.
-DEVICE float chains_sum(float y) {
-    y = add_rn(y, __shfl_xor_sync(FULL_WARP, y, 8));
-    return add_rn(y, __shfl_xor_sync(FULL_WARP, y, 16));
-}
-
 KERNEL_BOUNDS(delta_net, Params, WARPS * 32, 1) {
     // Of a row and of the next one: queries, keys.
     SHARED float directions[2][2][HEAD_DIM];
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t chain = lane / 8;
-    const uint32_t head = blockIdx.x / PARTS;
-    const uint32_t key = GROUPED ? head / (N_HEAD / N_HEAD_K) : head % N_HEAD_K;
+    const uint32_t head = blockIdx.x / PARTS, key = key_head(head);
     const uint32_t column = blockIdx.x % PARTS * COLUMNS + warp * 8 + lane % 8;
     const float a = p.a[head], dt = p.dt[head];
     // Of queries, of keys, a warp each; and of values, which all lanes of a column have.
-    const bool has_direction = warp < 2 && lane * 8 < HEAD_DIM;
     const uint32_t direction_at = (warp * N_HEAD_K + key) * HEAD_DIM + lane * 8;
     const uint32_t value_at = (2 * N_HEAD_K + head) * HEAD_DIM + column;
     alignas(16) SHARED float convolved[CONVOLVES ? 2 * HEAD_DIM : 1];
@@ -182,24 +166,11 @@ KERNEL_BOUNDS(delta_net, Params, WARPS * 32, 1) {
             }
             __syncthreads();
         }
-        if (warp < 2) {
-            float v[8] = {};
-#pragma unroll
-            for (uint32_t e = 0; e < 8; e += 4) {
-                if (!has_direction) break;
-                const float* from = convolved + warp * HEAD_DIM + lane * 8 + e;
-                const float4 f = CONVOLVES ? *reinterpret_cast<const float4*>(from)
-                                           : load_relaxed_f32x4(row + direction_at + e);
-                v[e] = f.x, v[e + 1] = f.y, v[e + 2] = f.z, v[e + 3] = f.w;
-            }
-            const float sum = superblock_squares(v);
-            const float f = root_factor(add_rn(sum, p.eps));
-            const float factor = mul_rn(f, warp == 0 ? ROOT : 1.0f);
-#pragma unroll
-            for (uint32_t e = 0; e < 8; e++) {
-                if (has_direction) direction[warp][lane * 8 + e] = mul_rn(v[e], factor);
-            }
-        }
+        set_directions(direction, p.eps, [&](uint32_t e) {
+            const float* from = convolved + warp * HEAD_DIM + lane * 8 + e;
+            return CONVOLVES ? *reinterpret_cast<const float4*>(from)
+                             : load_relaxed_f32x4(row + direction_at + e);
+        });
         // Of the row before last all have read by now: they met at the row before.
         __syncthreads();
         if (CONVOLVES && threadIdx.x == 0) {
@@ -215,17 +186,8 @@ KERNEL_BOUNDS(delta_net, Params, WARPS * 32, 1) {
         } else {
             v[0] = load_relaxed_f32(row + value_at);
         }
-        float u = 0.0f;
-#pragma unroll
-        for (uint32_t j = 0; j < CHAIN; j++) u = fma_rn(s[j], direction[1][j * CHAINS + chain], u);
-        const float w = mul_rn(fma_rn(-g, chains_sum(u), v[0]), b);
-        float y = 0.0f;
-#pragma unroll
-        for (uint32_t j = 0; j < CHAIN; j++) {
-            s[j] = fma_rn(direction[1][j * CHAINS + chain], w, mul_rn(g, s[j]));
-            y = fma_rn(s[j], direction[0][j * CHAINS + chain], y);
-        }
-        y = chains_sum(y);
+        float w;
+        const float y = advance(s, direction, g, b, v[0], w);
         if (chain == 0) p.out[number * HEAD_DIM + column] = slot < p.n_slots ? y : 0.0f;
     }
     leave();

@@ -7,17 +7,9 @@
 // variant.cuh: N_HEAD, N_HEAD_K, GROUPED, HEAD_DIM, COLUMNS, ROOT (1 / sqrt(HEAD_DIM)), MOST_ROWS of a round.
 #include "kv.cuh"
 #include "math.cuh"
-#include "norm.cuh"
 #include "round.cuh"
 #include "variant.cuh"
-
-constexpr uint32_t CHAINS = 4;
-constexpr uint32_t CHAIN = HEAD_DIM / CHAINS;
-constexpr uint32_t WARPS = COLUMNS / 8;
-constexpr uint32_t HEADS = 2 * N_HEAD_K + N_HEAD;
-constexpr uint32_t PARTS = HEAD_DIM / COLUMNS;
-static_assert(HEAD_DIM % COLUMNS == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "lanes of a head");
-static_assert(WARPS >= 2, "a warp for queries, one for keys");
+#include "delta.cuh"
 
 // What is kept of a row: [N_HEAD][K, w][HEAD_DIM], and behind those of all rows g, [N_HEAD].
 DEVICE uint64_t kept_vectors(uint32_t m, uint32_t head) {
@@ -44,24 +36,15 @@ struct Verify {
     uint32_t unused;
 };
 
-// The sum of four chains, the same in all lanes of a column.
-DEVICE float chains_sum(float y) {
-    y = add_rn(y, __shfl_xor_sync(FULL_WARP, y, 8));
-    return add_rn(y, __shfl_xor_sync(FULL_WARP, y, 16));
-}
-
-// A block takes COLUMNS columns of a head, and the rows of a slot that begin at its own. Lanes as in
-// delta_net.cu: a warp has eight columns, and four chains of each.
+// A block takes COLUMNS columns of a head, and the rows of a slot that begin at its own.
 KERNEL_BOUNDS(delta_verify, Verify, WARPS * 32, 1) {
     // Of a row and of the next one: queries, keys.
     SHARED float directions[2][2][HEAD_DIM];
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t chain = lane / 8;
-    const uint32_t head = blockIdx.x / PARTS;
-    const uint32_t key = GROUPED ? head / (N_HEAD / N_HEAD_K) : head % N_HEAD_K;
+    const uint32_t head = blockIdx.x / PARTS, key = key_head(head);
     const uint32_t column = blockIdx.x % PARTS * COLUMNS + warp * 8 + lane % 8;
     const float a = p.a[head], dt = p.dt[head];
-    const bool has_direction = warp < 2 && lane * 8 < HEAD_DIM;
     const uint32_t direction_at = (warp * N_HEAD_K + key) * HEAD_DIM + lane * 8;
     const uint32_t value_at = (2 * N_HEAD_K + head) * HEAD_DIM + column;
     pdl_wait();
@@ -86,38 +69,15 @@ KERNEL_BOUNDS(delta_verify, Verify, WARPS * 32, 1) {
         }
         const float* row = p.qkv + static_cast<uint64_t>(m) * (HEADS * HEAD_DIM);
         auto& direction = directions[(m - first) % 2];
-        if (warp < 2) {
-            float v[8] = {};
-#pragma unroll
-            for (uint32_t e = 0; e < 8; e += 4) {
-                if (!has_direction) break;
-                const float4 f = load_relaxed_f32x4(row + direction_at + e);
-                v[e] = f.x, v[e + 1] = f.y, v[e + 2] = f.z, v[e + 3] = f.w;
-            }
-            const float sum = superblock_squares(v);
-            const float f = root_factor(add_rn(sum, p.eps));
-            const float factor = mul_rn(f, warp == 0 ? ROOT : 1.0f);
-#pragma unroll
-            for (uint32_t e = 0; e < 8; e++) {
-                if (has_direction) direction[warp][lane * 8 + e] = mul_rn(v[e], factor);
-            }
-        }
+        set_directions(direction, p.eps,
+                       [&](uint32_t e) { return load_relaxed_f32x4(row + direction_at + e); });
         // Of the row before last all have read by now: they met at the row before.
         __syncthreads();
         const float g = decay_f32(a, add_rn(load_relaxed_f32(p.alpha + number), dt));
         const float b = finite_sigmoid_f32(load_relaxed_f32(p.beta + number));
-        float u = 0.0f;
-#pragma unroll
-        for (uint32_t j = 0; j < CHAIN; j++) u = fma_rn(s[j], direction[1][j * CHAINS + chain], u);
         const float v = load_relaxed_f32(row + value_at);
-        const float w = mul_rn(fma_rn(-g, chains_sum(u), v), b);
-        float y = 0.0f;
-#pragma unroll
-        for (uint32_t j = 0; j < CHAIN; j++) {
-            s[j] = fma_rn(direction[1][j * CHAINS + chain], w, mul_rn(g, s[j]));
-            y = fma_rn(s[j], direction[0][j * CHAINS + chain], y);
-        }
-        y = chains_sum(y);
+        float w;
+        const float y = advance(s, direction, g, b, v, w);
         if (chain == 0) {
             float* kept = p.kept + kept_vectors(m, head);
             p.out[number * HEAD_DIM + column] = y;
@@ -165,10 +125,10 @@ KERNEL_BOUNDS(delta_commit, Commit, THREADS, 1) {
             if (at >= SIZE) break;
             const float k = load_relaxed_f32(kept + at / HEAD_DIM);
             const float4 w = load_relaxed_f32x4(kept + HEAD_DIM + at % HEAD_DIM);
-            s[n].x = fma_rn(k, w.x, mul_rn(g, s[n].x));
-            s[n].y = fma_rn(k, w.y, mul_rn(g, s[n].y));
-            s[n].z = fma_rn(k, w.z, mul_rn(g, s[n].z));
-            s[n].w = fma_rn(k, w.w, mul_rn(g, s[n].w));
+            s[n].x = updated(s[n].x, k, w.x, g);
+            s[n].y = updated(s[n].y, k, w.y, g);
+            s[n].z = updated(s[n].z, k, w.z, g);
+            s[n].w = updated(s[n].w, k, w.w, g);
         }
     }
 #pragma unroll

@@ -249,6 +249,7 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
     let own = own_headers![
         "codes.cuh",
         "common.cuh",
+        "delta.cuh",
         "epilogue.cuh",
         "experts.cuh",
         "fixed.cuh",

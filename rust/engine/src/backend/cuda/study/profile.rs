@@ -63,7 +63,7 @@ impl Measured {
     fn report(
         self,
         card: &Card,
-        kind: &'static str,
+        (way, batch_size): (Way, usize),
         graphs: &[&Graph],
         question: &GraphQuestion,
     ) -> Result<GraphProfile> {
@@ -74,13 +74,13 @@ impl Measured {
         card.kv.take_error().map_or(Ok(()), Err)?;
         let (read, _) = read_peak(info.ordinal, card.nvrtc_folders(), None, repeats)?;
         let multiply = multiply_peak(info.ordinal, card.nvrtc_folders(), repeats)?;
-        let (batch_size, prompt) = match question.what {
-            Profiled::Step { batch_size } => (batch_size, 0),
-            Profiled::Prompt { tokens } => (1, tokens),
+        let prompt = match question.what {
+            Profiled::Step { .. } => 0,
+            Profiled::Prompt { tokens } => tokens,
         };
         Ok(GraphProfile {
             device: info.device(),
-            kind,
+            kind: way.name(),
             batch_size,
             prompt,
             position: question.position,
@@ -205,9 +205,7 @@ fn measure_step(
         ..Measured::default()
     };
     measured.add(&list, times, &reach, stamped);
-    let mut profile = measured.report(card, way.name(), &step.graphs(), question)?;
-    profile.batch_size = key.rows;
-    Ok(profile)
+    measured.report(card, (way, key.rows), &step.graphs(), question)
 }
 
 /// Token ids that are as far apart as a text's: experts are chosen, and rows embedded, as of one.
@@ -259,7 +257,7 @@ fn prompt(
             }
         }
         let graphs: Vec<&Graph> = lists.iter().flat_map(Ready::graphs).collect();
-        measured.report(&decoder.card, chunks.way.name(), &graphs, question)
+        measured.report(&decoder.card, (chunks.way, 1), &graphs, question)
     };
     let profile = measure();
     endless::stop(decoder, &[slot], profile)
