@@ -24,7 +24,7 @@ __all__ = ["Generates"]
 
 #: A conversation; a text is one message of the user.
 Messages = str | Sequence[Mapping[str, Any]]
-Conversations = Sequence[Sequence[Mapping[str, Any]]]
+Conversations = list[str] | Sequence[Sequence[Mapping[str, Any]]]
 #: Functions, and descriptions of functions. What type checkers make of a list of several functions
 #: is no list of callables.
 Tools = Sequence[Any] | None

@@ -40,6 +40,10 @@ def test_conversations_run_as_one_batch(llm: LLM) -> None:
     found = llm.chat([SAID, other], **PLAIN)
     alone = [llm.chat(SAID, **PLAIN), llm.chat(other, **PLAIN)]
     assert [r.token_ids for r in found] == [r.token_ids for r in alone]
+    # A text is a conversation in a list too.
+    texts = llm.chat(["toast", "tea"], **PLAIN)
+    assert [texts[0].token_ids, len(texts)] == [alone[1].token_ids, 2]
+    assert llm.chat(["toast"], **PLAIN)[0].token_ids == alone[1].token_ids
     with pytest.raises(onegraph.ArgumentError, match=r"messages\[1\]\[0\] = 5: must be a dict"):
         llm.chat([SAID, [5]])  # type: ignore[list-item]
     with pytest.raises(onegraph.ContextError, match=r"messages\[1\]: the prompt has"):
@@ -252,7 +256,6 @@ def test_contents_in_parts_are_joined_and_other_parts_refused_by_name(llm: LLM) 
         ([5], r"messages\[0\] = 5: must be a dict"),
         ([SAID, SAID[0]], "conversations and messages are mixed"),
         ("\ud800", "messages = a str of 1 characters"),
-        (["tea"], r"messages\[0\] = 'tea': must be a dict"),
         ({"role": "user"}, "messages = a value of type dict: must be a str, or a list of dicts"),
     ]
     for messages, said in refused:
