@@ -57,7 +57,7 @@ def batch(messages: Any) -> list[Any] | None:
     if not arguments.is_sequence(messages):
         return None
     parts = list(messages)
-    many = [arguments.is_sequence(part) for part in parts]
+    many = [isinstance(part, str) or arguments.is_sequence(part) for part in parts]
     if not any(many):
         return None
     if not all(many):

@@ -11,20 +11,21 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 from onegraph import _native, arguments, conversations, structured
 from onegraph import progress as progress_bar
 from onegraph.answers import Reader
-from onegraph.errors import ArgumentError, ModelError
+from onegraph.errors import ArgumentError, ClosedError, ModelError
 from onegraph.functions import Offered, offered
 from onegraph.loaded import Loaded
 from onegraph.progress import Told
 from onegraph.prompts import Prompt, Prompts, batch, preparing
 from onegraph.results import Result
 from onegraph.sampling import Sampling, SamplingOptions, resolve, takes_sampling
+from onegraph.stats import Stats, so_far
 from onegraph.streams import Ask, AsyncStream, Job, Stream, naming, whole
 
 __all__ = ["Generates"]
 
 #: A conversation; a text is one message of the user.
 Messages = str | Sequence[Mapping[str, Any]]
-Conversations = Sequence[Sequence[Mapping[str, Any]]]
+Conversations = list[str] | Sequence[Sequence[Mapping[str, Any]]]
 #: Functions, and descriptions of functions. What type checkers make of a list of several functions
 #: is no list of callables.
 Tools = Sequence[Any] | None
@@ -627,7 +628,7 @@ class Generates(Loaded):
             if told is not None:
                 told("generate", len(results), len(job.asks))
 
-        with progress_bar.shown(progress, counts=True) as told:
+        with progress_bar.shown(progress, counts=True, beside=self._so_far) as told:
             if told is not None:
                 told("generate", 0, len(job.asks))
             for ask in job.asks:
@@ -642,6 +643,18 @@ class Generates(Loaded):
                     made = generations[len(results)].collect()
                 give(made)
         return job.shape(results)
+
+    def _so_far(self) -> Callable[[], str]:
+        """Tells, whenever it is asked, what the model has read and made from now on."""
+        began = Stats.from_json(self._engine.stats())
+
+        def said() -> str:
+            try:
+                return so_far(Stats.from_json(self._engine.stats()), began)
+            except ClosedError:
+                return ""
+
+        return said
 
     def _completed(
         self,
@@ -662,7 +675,7 @@ class Generates(Loaded):
         waiting: list[tuple[int, Ask]] = []
         left, number, done = enumerate(given), 0, 0
         with (
-            progress_bar.shown(progress, counts=True) as told,
+            progress_bar.shown(progress, counts=True, beside=self._so_far) as told,
             selectors.DefaultSelector() as selector,
         ):
             selector.register(bell, selectors.EVENT_READ)

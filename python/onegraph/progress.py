@@ -27,12 +27,18 @@ CELL_WIDTH = 90
 
 
 @contextlib.contextmanager
-def shown(wish: bool | Told | None, *, counts: bool = False) -> Iterator[Told | None]:
+def shown(
+    wish: bool | Told | None,
+    *,
+    counts: bool = False,
+    beside: Callable[[], Callable[[], str]] | None = None,
+) -> Iterator[Told | None]:
     """Someone to tell: the caller's own function, a bar, or nobody.
 
     None shows the bar where standard error is a terminal, and in a notebook. There it is in the
     cell's output, elsewhere on standard error; it is gone in the end. What is told `counts` things,
-    not bytes.
+    not bytes. Where a bar is drawn, `beside` is called once and gives what is asked, in a thread of
+    the bar's, for the text next to it: that moves while nothing is told.
     """
     if callable(wish):
         yield wish
@@ -50,8 +56,26 @@ def shown(wish: bool | Told | None, *, counts: bool = False) -> Iterator[Told | 
         DownloadColumn,
         MofNCompleteColumn,
         Progress,
+        ProgressColumn,
+        Task,
         TextColumn,
     )
+    from rich.table import Column
+    from rich.text import Text
+
+    columns = [
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn() if counts else DownloadColumn(binary_units=True),
+    ]
+    if beside is not None:
+        said = beside()
+
+        class Beside(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                return Text(said())
+
+        columns.append(Beside(table_column=Column(no_wrap=True)))
 
     if notebook:
         # In a notebook rich draws through ipywidgets, and warns where there are none.
@@ -63,13 +87,7 @@ def shown(wish: bool | Told | None, *, counts: bool = False) -> Iterator[Told | 
         if not console.is_interactive:  # it cannot erase a line
             yield None
             return
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn() if counts else DownloadColumn(binary_units=True),
-        console=console,
-        transient=True,
-    )
+    bar = Progress(*columns, console=console, transient=True)
     task = bar.add_task("", total=None)
 
     def tell(what: str, done: int, total: int | None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from onegraph import foreign
 from onegraph.graphs import GraphStats
 
-__all__ = ["Places", "Stats"]
+__all__ = ["Places", "Stats", "so_far"]
 
 
 @dataclass(frozen=True)
@@ -82,3 +82,13 @@ class Stats:
             **done,
             **figures,
         )
+
+
+def so_far(now: Stats, began: Stats | None = None) -> str:
+    """What was read and made, since `began` or since loading, for somebody who waits."""
+    read, made = now.prompt_tokens + now.cached_tokens, now.generated_tokens
+    if began is not None:
+        read -= began.prompt_tokens + began.cached_tokens
+        made -= began.generated_tokens
+    rate = now.generated_tokens_per_second
+    return f"{read:,} tokens read, {made:,} generated, {rate:,.0f} a second"

@@ -143,6 +143,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("think", "text", "reasoning"),
     [
+        (None, "It is 39.\n", "let me see"),
         ("on", "It is 39.\n", "let me see"),
         ("high", "It is 39.\n", "let me see"),
         ("40", "It is 39.\n", "let me see"),
@@ -151,9 +152,10 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_think_is_the_switch_of_the_template(
-    cli: Any, thinker: Path, think: str, text: str, reasoning: str | None
+    cli: Any, thinker: Path, think: str | None, text: str, reasoning: str | None
 ) -> None:
-    done = cli("run", thinker, "31 + 8?", "--device", "cpu", "--json", "--think", think)
+    switch = ["--think"] if think is None else ["--think", think]
+    done = cli("run", thinker, "31 + 8?", *switch, "--device", "cpu", "--json")
     made = json.loads(done.stdout)
     assert (made["text"], made["reasoning"]) == (text, reasoning)
 
@@ -161,7 +163,10 @@ def test_think_is_the_switch_of_the_template(
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--think", "maybe"], "must be on, off, low, medium, high, or a number of tokens"),
+        (
+            ["--think", "maybe"],
+            "must be on, off, low, medium, high, or a number of tokens; --think by",
+        ),
         (["--think", "9", "--thinking-token-budget", "9"], "are one: give one"),
         (["--think", "on", "--raw"], "--think is part of the chat template"),
         (["--think", "on"], "has no reasoning; leave it out"),

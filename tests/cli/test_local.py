@@ -83,6 +83,18 @@ def test_list_says_what_is_here(
     assert "cannot run" in next(line for line in table.splitlines() if "gone:8b" in line)
 
 
+def test_list_names_says_what_a_name_fetches_and_the_memory_it_takes(cli: Any) -> None:
+    told = {
+        row["name"]: row for row in json.loads(cli("list", "--names", "--json").stdout)["names"]
+    }
+    assert set(told) == {*hub.known_models(), *hub.names()}
+    assert all(row["memory"] > 0 and row["model"] and row["reference"] for row in told.values())
+    table = cli("list", "--names").stdout
+    for name in ("smollm2", "llama3.2"):
+        (row,) = (line for line in table.splitlines() if line.split()[0] == name)
+        assert f"{told[name]['memory']} GiB" in row and told[name]["reference"] in row
+
+
 def test_where_nothing_is_the_way_to_a_model_is_said(cli: Any, tmp_path: Path) -> None:
     env = {"ONEGRAPH_CACHE_DIR": str(tmp_path), "OLLAMA_MODELS": str(tmp_path)}
     done = cli("list", env=env)

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,10 @@ def test_conversations_run_as_one_batch(llm: LLM) -> None:
     found = llm.chat([SAID, other], **PLAIN)
     alone = [llm.chat(SAID, **PLAIN), llm.chat(other, **PLAIN)]
     assert [r.token_ids for r in found] == [r.token_ids for r in alone]
+    # A text is a conversation in a list too.
+    texts = llm.chat(["toast", "tea"], **PLAIN)
+    assert [texts[0].token_ids, len(texts)] == [alone[1].token_ids, 2]
+    assert llm.chat(["toast"], **PLAIN)[0].token_ids == alone[1].token_ids
     with pytest.raises(onegraph.ArgumentError, match=r"messages\[1\]\[0\] = 5: must be a dict"):
         llm.chat([SAID, [5]])  # type: ignore[list-item]
     with pytest.raises(onegraph.ContextError, match=r"messages\[1\]: the prompt has"):
@@ -252,7 +257,6 @@ def test_contents_in_parts_are_joined_and_other_parts_refused_by_name(llm: LLM) 
         ([5], r"messages\[0\] = 5: must be a dict"),
         ([SAID, SAID[0]], "conversations and messages are mixed"),
         ("\ud800", "messages = a str of 1 characters"),
-        (["tea"], r"messages\[0\] = 'tea': must be a dict"),
         ({"role": "user"}, "messages = a value of type dict: must be a str, or a list of dicts"),
     ]
     for messages, said in refused:
@@ -299,4 +303,7 @@ def test_a_bar_of_a_list_is_drawn_where_it_is_asked_for(
     llm.generate(["tea"] * 3, **PLAIN)
     assert capsys.readouterr().err == ""
     llm.generate(["tea"] * 3, progress=True, **PLAIN)
-    assert "generate" in capsys.readouterr().err
+    drawn = re.sub(r"\x1b\[[\d;?]*\w", "", capsys.readouterr().err)
+    # It moves while prompts are read, too: what this call has read and made stands beside it.
+    read = 3 * len(llm.tokenize("tea"))
+    assert "generate" in drawn and f" {read} tokens read, 24 generated, " in drawn

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import onegraph
 import pytest
-from onegraph import hub
+from onegraph import _native, hub
 from onegraph.hub import fingerprint
 
 pytestmark = pytest.mark.thorough
@@ -54,6 +54,7 @@ def tiny(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> hub.Kn
         size=len(CONTENT),
         sha256=hashlib.sha256(CONTENT).hexdigest(),
         sample=sample,
+        memory=0.1,
     )
 
 
@@ -73,6 +74,13 @@ def test_the_manifest_names_what_it_takes() -> None:
             assert len(bytes.fromhex(digest)) == 32
         assert entry.member.endswith(".gguf")
         assert entry.description
+
+
+@pytest.mark.parametrize("name", sorted(hub.known_models()))
+def test_the_memory_of_the_manifest_is_what_info_says(name: str) -> None:
+    told = json.loads(_native.model_info(hub.resolve(name), 8192, 1, "i16", "cpu"))
+    told_gib = told["memory"]["total_bytes"] / 2**30
+    assert told_gib == pytest.approx(hub.known_models()[name].memory, abs=0.05)
 
 
 def test_the_real_model_comes_from_the_users_own_index(cache: Path) -> None:
@@ -183,7 +191,7 @@ def test_a_fifo_in_the_place_of_a_file_is_no_wait(tiny: hub.Known) -> None:
 def test_what_a_killed_process_left_is_cleared(tiny: hub.Known, cache: Path) -> None:
     code = """
 import json, os, signal, sys
-from onegraph import hub
+from onegraph import _native, hub
 def die(what, done, total):
     if what.startswith("checking"):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -267,7 +275,7 @@ def test_a_folder_that_cannot_be_made_is_named(
 def test_processes_at_the_same_time_fetch_once(tiny: hub.Known, cache: Path) -> None:
     code = """
 import json, sys
-from onegraph import hub
+from onegraph import _native, hub
 steps = []
 path = hub.fetch(hub.Known(**json.loads(sys.argv[1])), progress=lambda *s: steps.append(s))
 print(json.dumps([str(path), any(s[0].startswith("downloading") for s in steps)]))

@@ -64,6 +64,12 @@ def test_what_ollama_has_pulled_is_suggested(ref: str, meant: str, store: Path) 
     assert meant_by(ref) == meant
 
 
+def test_a_name_that_onegraph_fetches_is_said_where_ollama_has_none() -> None:
+    message = said_of("ollama:qwen3:4b")
+    assert message.startswith("ollama has no model qwen3 in ")
+    assert " (without `ollama:`, qwen3:4b is a model that onegraph fetches); run `oll" in message
+
+
 def test_a_name_that_nothing_is_like_says_how_ollama_would_get_it() -> None:
     message = said_of("command-r")
     assert "did you mean" not in message

@@ -113,6 +113,9 @@ def test_what_is_wrong_is_said_on_the_page(browser: Any, llm: LLM) -> None:
         page = Page(browser, served.url)
         # Without a key the field for it is opened, and has the focus.
         until(lambda: page.driver.switch_to.active_element.get_attribute("id") == "key")
+        # Also on a phone, where the settings cover the notice.
+        assert page.find("about-key").text.startswith("The server asks for a key.")
+        assert page.find("greeting").text == "onegraph" and page.find("about").text == ""
         page.driver.switch_to.active_element.send_keys("sesame", Keys.TAB)
         until(lambda: page.model() == "tiny")
         page.find("temperature").send_keys("hot", Keys.ESCAPE)

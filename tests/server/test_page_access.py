@@ -142,6 +142,33 @@ def test_on_a_phone_controls_have_one_row_and_enter_makes_a_line(
     assert not page.find("new").is_displayed()
 
 
+def test_a_notice_and_a_longer_field_leave_the_end_in_sight(
+    browser: Any, painter: Served, screen: Any
+) -> None:
+    screen(390, False)
+    page = Page(browser, painter.url)
+    until(lambda: page.model() == "sky")
+    page.say("Why? " * 150)
+    until(lambda: page.notes() != [] and page.idle())
+
+    def hidden() -> int:
+        """Pixels of the conversation below what is seen."""
+        main = "document.querySelector('main')"
+        return int(
+            page.run(f"const m = {main}; return m.scrollHeight - m.scrollTop - m.clientHeight")
+        )
+
+    assert page.run("return document.querySelector('main').scrollTop") > 100
+    page.run("notice('wrong '.repeat(40), { wrong: true })")
+    until(lambda: hidden() <= 1)
+    page.run("notice(''); $('ask').value = 'a\\n'.repeat(9)")
+    until(lambda: hidden() <= 1)
+    # Who reads further up stays there.
+    page.run("document.querySelector('main').scrollTop = 30; notice('wrong', {})")
+    page.run("return new Promise((go) => requestAnimationFrame(() => requestAnimationFrame(go)))")
+    assert page.run("return document.querySelector('main').scrollTop") == 30
+
+
 def test_the_user_and_the_model_are_apart_at_a_glance(
     browser: Any, painter: Served, screen: Any
 ) -> None:

@@ -29,6 +29,10 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.made = 0
         #: Sent in the place of a file with this content.
         self.instead: dict[bytes, bytes] = {}
+        #: Of a file, how many bytes are sent before nothing more comes.
+        self.stops: int | None = None
+        #: The parts of files that were asked for.
+        self.ranges: list[str] = []
         #: Methods and paths of what was asked.
         self.asked: list[tuple[str, str]] = []
         #: What requests said of who sends them.
@@ -92,7 +96,14 @@ class Answer(http.server.BaseHTTPRequestHandler):
             sha256 = hashlib.sha256(files[name]).hexdigest()
             headers = {"X-Repo-Commit": commit, "ETag": f'"{sha256}"'}
             headers |= {"X-Linked-Etag": f'"{sha256}"', "X-Linked-Size": str(len(files[name]))}
-            self._send(200, headers, hub.instead.get(files[name], files[name]), body)
+            content = hub.instead.get(files[name], files[name])
+            code, asked = 200, self.headers["range"]
+            if asked and (part := re.fullmatch(r"bytes=(\d+)-", asked)):
+                hub.ranges.append(asked)
+                first = int(part[1])
+                headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
+                code, content = 206, content[first:]
+            self._send(code, headers, content, body)
 
     def _send(self, code: int, headers: dict[str, str], content: bytes, body: bool) -> None:
         self.send_response(code)
@@ -100,7 +111,10 @@ class Answer(http.server.BaseHTTPRequestHandler):
             self.send_header(name, text)
         self.end_headers()
         if body:
-            self.wfile.write(content)
+            self.wfile.write(content[: self.server.stops])
+        if body and self.server.stops is not None and len(content) > self.server.stops:
+            with contextlib.suppress(OSError):
+                self.rfile.read(1)  # until the other side leaves
 
     def log_message(self, format: str, *args: object) -> None:
         pass

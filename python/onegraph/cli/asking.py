@@ -168,7 +168,8 @@ class Thinking(NamedTuple):
         if word.isascii() and word.isdecimal():
             return cls(said, thinking(True), int(word))
         raise click.UsageError(
-            f"--think {said}: must be on, off, low, medium, high, or a number of tokens"
+            f"--think {said}: must be on, off, low, medium, high, or a number of tokens; "
+            "--think by itself goes behind the prompt"
         )
 
     def check(self, llm: LLM) -> None:

@@ -24,6 +24,7 @@ from onegraph.errors import ArgumentError, Error, FileError
 from onegraph.hub.cache import kind, open_regular
 from onegraph.sampling import DEFAULTS
 from onegraph.server import asgi
+from onegraph.stats import so_far
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -444,11 +445,7 @@ def _bar(llm: LLM, total: int) -> Iterator[Draw]:
     task = bar.add_task("", total=total)
 
     def draw(done: int) -> None:
-        stats = llm.stats()
-        read, made = stats.prompt_tokens + stats.cached_tokens, stats.generated_tokens
-        rate = stats.generated_tokens_per_second
-        said = f"{read:,} tokens read, {made:,} generated, {rate:,.0f} a second"
-        bar.update(task, completed=done, description=said)
+        bar.update(task, completed=done, description=so_far(llm.stats()))
 
     with bar:
         yield draw

@@ -10,6 +10,7 @@ import click
 from onegraph import hub
 from onegraph.cli.local import Local, known
 from onegraph.cli.terminal import debug_option, json_option, say, show_table, size
+from onegraph.hub.names import Named
 from onegraph.printable import printable
 
 
@@ -40,9 +41,13 @@ def command(names: bool, as_json: bool) -> None:
 
 
 def _show_names(as_json: bool) -> None:
-    known = {name: named._asdict() for name, named in hub.names().items()}
+    known = {
+        each.name: Named(each.requirement, each.description, each.memory)
+        for each in hub.known_models().values()
+    } | hub.names()
     if as_json:
-        say(json.dumps({"names": [{"name": name, **named} for name, named in known.items()]}))
+        rows = [{"name": name, **named._asdict()} for name, named in known.items()]
+        say(json.dumps({"names": rows}))
         return
     from rich.table import Table
 
@@ -51,11 +56,8 @@ def _show_names(as_json: bool) -> None:
     table.add_column("model")
     table.add_column("memory", justify="right", no_wrap=True)
     table.add_column("reference", overflow="fold")
-    for entry in hub.known_models().values():
-        table.add_row(entry.name, entry.description, "", entry.requirement)
     for name, named in known.items():
-        cells = (name, named["model"], f"{named['memory']} GiB", named["reference"])
-        table.add_row(*cells)
+        table.add_row(name, named.model, f"{named.memory} GiB", named.reference)
     show_table(table)
 
 

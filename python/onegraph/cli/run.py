@@ -50,7 +50,10 @@ from onegraph.streams import Stream
 )
 @click.option(
     "--think",
-    metavar="on|off|low|medium|high|N",
+    # `--think` by itself, before another option or at the end.
+    is_flag=False,
+    flag_value="on",
+    metavar="[on|off|low|medium|high|N]",
     help="Whether the model reasons before it answers, how much, or N tokens at most.",
 )
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it is, without the chat template.")

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from onegraph.errors import ArgumentError, FileError, ModelError
-from onegraph.hub import fingerprint, pins
+from onegraph.hub import fingerprint, pins, resuming
 from onegraph.hub.cache import FULL, Progress, open_regular
 from onegraph.hub.pins import Pin, PinnedFile
 
@@ -261,6 +261,8 @@ def _download(
     raised: list[BaseException] = []
     bar = telling(f"downloading {name}", progress, raised)
     try:
+        if not again:
+            resuming.fetch(repo, name, revision, bar)
         path = hub.hf_hub_download(
             repo, name, revision=revision, force_download=again, tqdm_class=bar
         )

@@ -35,6 +35,7 @@ def known_models() -> dict[str, Known]:
             size=entry["size"],
             sha256=entry["sha256"],
             sample=entry["sample"],
+            memory=entry["memory"],
         )
         for name, entry in tomllib.loads(text).items()
         if entry["source"] == "wheel"

@@ -45,7 +45,10 @@ def name_hint(ref: str, known: Iterable[str]) -> str:
     of_manifest = {name: name for name in known}
     if ref.startswith("ollama:"):
         rest = ref.removeprefix("ollama:")
-        near = _closest(rest, pulled) or _closest(rest, of_manifest)
+        near = _closest(rest, pulled)
+        if not near and rest in of_manifest:
+            return f" (without `ollama:`, {rest} is a model that onegraph fetches)"
+        near = near or _closest(rest, of_manifest)
     else:
         near = _closest(ref, of_manifest | pulled)  # what is here goes first
     return _asked(near) if near else ""

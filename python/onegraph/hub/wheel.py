@@ -45,6 +45,8 @@ class Known:
     sha256: str
     #: `fingerprint.sample` of the GGUF.
     sample: str
+    #: GiB that one conversation of 8,192 tokens takes, weights included.
+    memory: float
 
     @property
     def path(self) -> Path:

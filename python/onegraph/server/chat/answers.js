@@ -52,11 +52,12 @@ async function* events(response) {
 }
 
 function told({ usage, timings }, finish) {
-  const read = `${usage.prompt_tokens} tokens read, ${usage.prompt_tokens_details.cached_tokens} from cache`;
+  const number = (found) => found.toLocaleString("en");
+  const read = `${number(usage.prompt_tokens)} tokens read, ${number(usage.prompt_tokens_details.cached_tokens)} from cache`;
   const rate = timings.decode_tokens_per_second.toFixed(1);
   const first = ((timings.queue_seconds + timings.prefill_seconds) * 1000).toFixed(0);
   const cut = finish === "length" ? "; cut off by max_tokens or the context" : "";
-  return `${usage.completion_tokens} tokens at ${rate} per second, first after ${first} ms; ${read}${cut}`;
+  return `${number(usage.completion_tokens)} tokens at ${rate} per second, first after ${first} ms; ${read}${cut}`;
 }
 
 function busy(is) {
@@ -71,7 +72,7 @@ function painter(of, draw) {
   const paint = (live) => {
     if (of !== chat) return;
     const main = $("log").parentElement;
-    const follows = main.scrollHeight - main.scrollTop - main.clientHeight < 80;
+    const follows = atEnd(main, main.clientHeight);
     const began = performance.now();
     draw(live);
     if (follows) main.scrollTop = main.scrollHeight;

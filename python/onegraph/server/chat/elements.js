@@ -57,6 +57,18 @@ function morphAll(parent, made) {
   for (const each of old.slice(made.length)) each.remove();
 }
 
+// Whether a scrolled part of this height shows the end of what is in it, or nearly.
+function atEnd(part, height) { return part.scrollHeight - part.scrollTop - height < 80; }
+
+// Somebody who reads the end still reads it where a notice, a keyboard or more lines take its place.
+function keepEnd(part) {
+  let height = part.clientHeight;
+  new ResizeObserver(() => {
+    if (atEnd(part, height)) part.scrollTop = part.scrollHeight;
+    height = part.clientHeight;
+  }).observe(part);
+}
+
 function notice(text, { wrong = false, action, does } = {}) {
   const bar = $("notice");
   bar.classList.toggle("wrong", wrong);

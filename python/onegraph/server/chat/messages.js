@@ -11,10 +11,12 @@ function modelName() { return $("model").value || "the model"; }
 // What names the model, and what the field asks for.
 function drawNames() {
   const [call] = pending(chat);
-  const length = lengths[$("model").value];
+  const name = $("model").value;
+  const length = lengths[name];
   $("ask").placeholder = call ? `What does ${call.function.name} return?` : `Message ${modelName()}`;
-  $("greeting").textContent = $("model").value || "onegraph";
-  $("about").textContent = length ? `Ready, with a context of ${length.toLocaleString("en")} tokens` : "Loads with your first message";
+  $("greeting").textContent = name || "onegraph";
+  const ready = length ? `Ready, with a context of ${length.toLocaleString("en")} tokens` : "Loads with your first message";
+  $("about").textContent = name ? ready : "";
   for (const each of document.querySelectorAll("article[data-role=assistant] > h2")) each.textContent = modelName();
 }
 

@@ -40,6 +40,8 @@ function toggleSettings() {
 function askForKey() {
   if (!$("settings").open) $("settings").showModal();
   notice("The server asks for an API key: enter it in the settings.");
+  // On a phone the settings cover the notice.
+  $("about-key").textContent = "The server asks for a key. Forgotten when you close the page.";
   $("key").focus();
 }
 

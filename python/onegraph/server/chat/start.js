@@ -47,6 +47,7 @@ $("prompts").append(...PROMPTS.map((text) => {
   entry.append(button(text, () => { $("ask").value = text; send(); }));
   return entry;
 }));
+keepEnd($("log").parentElement);
 addEventListener("storage", fromAnotherTab);
 // A browser may bring the page back as it was: an answer that was being made has ended then.
 addEventListener("pagehide", () => { settle?.(); stop(); });
