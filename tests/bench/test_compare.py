@@ -64,8 +64,6 @@ def test_llama_cpp_is_raced_and_a_missing_engine_is_reported(cli, smollm2, tmp_p
     rounds = [a / b for a, b in zip(ours["samples_ts"], theirs["samples_ts"], strict=True)]
     assert theirs["decode_ratio"]["least"] == pytest.approx(min(rounds))
     assert theirs["decode_ratio"]["most"] == pytest.approx(max(rounds))
-    # One thread each: where something else runs too, llama.cpp's threads wait for each other.
-    assert theirs["decode_ratio"]["most"] >= 0.5, theirs
     agree = max(rounds) <= 1.25 * min(rounds)
     assert (theirs["decode_ratio"]["median"] is not None) == agree
     assert ours["check"]["ok"] is True
