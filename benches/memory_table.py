@@ -45,6 +45,7 @@ MODELS = [
     ("Qwen3 8B", "qwen3-8b", "Q4_K_M"),
     ("Hunyuan 7B", "hunyuan-7b", "Q4_K_M"),
     ("GLM-4 9B", "glm-4-9b", "Q4_K_M"),
+    ("Command R7B", "command-r7b", "Q4_K_M"),
     ("Llama 3.1 8B", "llama-3.1-8b", "Q8_0"),
     ("Phi-4 14B", "phi-4", "Q4_K_M"),
     ("gpt-oss 20B", "gpt-oss-20b", "MXFP4"),

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-FILES = ("shapes.toml", "small_shapes.toml", "odd_shapes.toml")
+FILES = ("shapes.toml", "expert_shapes.toml", "small_shapes.toml", "odd_shapes.toml")
 PATHS = [Path(__file__).with_name(name) for name in FILES]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One table of `shapes.toml`, `small_shapes.toml` or `odd_shapes.toml`; see there."""
+    """One table of the files; `shapes.toml` says what its keys are."""
 
     name: str
     arch: str
@@ -61,6 +61,8 @@ class Shape:
     attn_gate: bool = False
     #: Whether norms stand before attention and before the feed-forward part.
     pre_norms: bool = True
+    #: Whether attention and the feed-forward part stand side by side, under one norm.
+    parallel: bool = False
     #: Whether one matrix gives gate and up, and one queries, keys and values.
     fused_up: bool = False
     fused_qkv: bool = False
@@ -112,9 +114,9 @@ class Shape:
 
     @property
     def logit_divisor(self) -> float:
-        """What logits are divided by; Muse Glimmer's key is a factor."""
+        """What logits are divided by; Granite's key says it, of others it is a factor."""
         scale = self.logit_scale or 1.0
-        return 1.0 / scale if self.arch == "muse-glimmer" else scale
+        return scale if self.arch == "granite" else 1.0 / scale
 
     def is_local(self, layer: int) -> bool:
         """Of Gemma 4 and Muse Glimmer: whether a layer sees a window."""
@@ -174,7 +176,7 @@ class Shape:
                     block += [(name, (n,)) for name, n in zip(names, widths, strict=True)]
             named_after = self.delta or self.sinks or self.arch in ("seed_oss", "glm4moe")
             before_ffn = "post_attention_norm.weight" if named_after else "ffn_norm.weight"
-            if self.pre_norms:
+            if self.pre_norms and not self.parallel:
                 block += [(before_ffn, (self.n_embd,))]
             if self.n_expert and layer >= self.n_layer_dense:
                 if self.sigmoid:

@@ -258,6 +258,7 @@ def kind_of(name: str) -> Kind:
 def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
     """The model's keys, without the tokenizer's."""
     a = shape.arch
+    norm = "layer_norm" if a in ("cohere2", "command-r") else "layer_norm_rms"
     out = {
         "general.architecture": gguf_io.string(a),
         "general.type": gguf_io.string("model"),
@@ -270,7 +271,7 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         f"{a}.attention.head_count_kv": _kv_heads(shape),
         f"{a}.attention.key_length": gguf_io.u32(shape.head_dim),
         f"{a}.attention.value_length": gguf_io.u32(shape.head_dim),
-        f"{a}.attention.layer_norm_rms_epsilon": gguf_io.f32(shape.eps),
+        f"{a}.attention.{norm}_epsilon": gguf_io.f32(shape.eps),
         f"{a}.rope.dimension_count": gguf_io.u32(shape.rope_dim or shape.head_dim),
         f"{a}.rope.freq_base": gguf_io.f32(shape.rope_base),
         f"{a}.vocab_size": gguf_io.u32(shape.n_vocab),

@@ -113,6 +113,7 @@ SHAPES = (
     "odd-exaone4-96",
     "tiny-glm4moe",
     "tiny-phi",
+    "tiny-cohere2",
 )
 
 
@@ -164,6 +165,8 @@ CASES = [
     ("tiny-glm4moe", {"kv_type": "i16"}),
     # One matrix gives queries, keys and values.
     ("tiny-phi", {"kv_type": "i16"}),
+    # Its norm takes the mean away, and stands before attention and the feed-forward part.
+    ("tiny-cohere2", {"kv_type": "i16"}),
 ]
 
 

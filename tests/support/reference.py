@@ -11,7 +11,7 @@ engine's float32 is measured against.
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
 qwen35, qwen35moe, qwen3next, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3,
 muse-glimmer, olmo2, smollm3, ernie4_5, seed_oss,
-hunyuan-dense, glm4, exaone4, glm4moe, phi3.
+hunyuan-dense, glm4, exaone4, glm4moe, phi3, cohere2, command-r.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ SIGMOID = {"lfm2moe", "glm4moe"}
 
 #: Architectures whose RoPE rotates neighbours (2i, 2i+1); the others rotate (i, i + d/2).
 INTERLEAVED = {"llama", "granite", "mistral3", "muse-glimmer", "smollm3", "ernie4_5", "glm4"}
+INTERLEAVED |= (COHERE := {"cohere2", "command-r"})
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
 NEOX |= {"olmo2", "qwen3next", "seed_oss"} | (LFM2 := {"lfm2", "lfm2moe"})
 NEOX |= {"hunyuan-dense", "exaone4", "glm4moe", "phi3"}
@@ -85,12 +86,14 @@ class Reference:
         self.n_head_kv = int(np.max(self.key("attention.head_count_kv", self.n_head)))
         self.head_dim = int(self.key("attention.key_length", self.n_embd // self.n_head))
         self.n_rot = int(self.key("rope.dimension_count", self.head_dim))
-        self.eps = float(self.key("attention.layer_norm_rms_epsilon"))
+        norm = "layer_norm" if self.arch in COHERE else "layer_norm_rms"
+        self.eps = float(self.key(f"attention.{norm}_epsilon"))
         self.n_vocab = int(self._tensors["token_embd.weight"].shape[1])
         self._rope_all = self._rope_frequencies()
         # Gemma 3 (https://arxiv.org/abs/2503.19786, section 2): layers that see a window have a
         # base of their own and no scaling; five of them come before each that sees all.
-        has_windows = self.arch in ("gemma3", "gpt-oss", "muse-glimmer", "olmo2", "exaone4")
+        have_windows = {"gemma3", "gpt-oss", "muse-glimmer", "olmo2", "exaone4", "cohere2"}
+        has_windows = self.arch in have_windows
         self.window = int(self.key("attention.sliding_window", 0)) if has_windows else 0
         # OLMo 3 (https://arxiv.org/abs/2512.13961) has one base, and three come before each.
         one_base = self.arch in ("muse-glimmer", "olmo2")
@@ -98,7 +101,7 @@ class Reference:
         local = float(self.key("rope.freq_base_swa", usual))
         pair = np.arange(self.n_rot // 2, dtype=np.float64)
         self._rope_window: Rope = (local ** (-2.0 * pair / self.n_rot), 1.0)
-        if self.arch in ("gpt-oss", "exaone4"):
+        if self.arch in ("gpt-oss", "exaone4", "cohere2"):
             self._rope_window = self._rope_all
         #: Layers and rows where the best expert that is not chosen goes for the last that is.
         self.swapped: set[tuple[int, int]] = set()
@@ -137,9 +140,10 @@ class Reference:
             return gemma4.logits(self, ids)
         head = "output" if "output.weight" in self._tensors else "token_embd"
         logits = self.linear(self.hidden(ids), head) / self._granite("logit_scale", 1.0)
+        if self.arch in COHERE | {"muse-glimmer"}:
+            logits = logits * float(self.key("logit_scale"))
         if self.arch != "muse-glimmer":
             return logits
-        logits = logits * float(self.key("logit_scale"))
         cap = float(self.key("final_logit_softcapping"))
         result: Array = cap * np.tanh(logits / cap)
         return result
@@ -154,7 +158,13 @@ class Reference:
             x, behind = normalized(x, self.eps), 1e-8
         residual = self._granite("residual_scale", 1.0)
         for layer in range(self.n_layer):
-            delta = self._mixer(layer)(layer, self._norm_before(x, f"blk.{layer}.attn_norm"))
+            normed = self._norm_before(x, f"blk.{layer}.attn_norm")
+            delta = self._mixer(layer)(layer, normed)
+            # Cohere's blocks stand side by side, under one norm
+            # (https://huggingface.co/docs/transformers/model_doc/cohere2).
+            if self.arch in COHERE:
+                x = x + delta + self._feed_forward(layer, normed)
+                continue
             if self.arch in NORMED_BEHIND:
                 delta = self.norm(delta, f"blk.{layer}.post_attention_norm", behind)
             x = x + residual * delta
@@ -210,7 +220,7 @@ class Reference:
         return factors
 
     def _sees_a_window(self, layer: int) -> bool:
-        usual = {"gpt-oss": 2, "muse-glimmer": 4, "olmo2": 4, "exaone4": 4}.get(self.arch, 6)
+        usual = {"gemma3": 6, "gpt-oss": 2}.get(self.arch, 4)
         period = self.key("attention.sliding_window_pattern", usual)
         if isinstance(period, list):
             return bool(period[layer])
@@ -222,7 +232,8 @@ class Reference:
         # EXAONE 4 (https://arxiv.org/abs/2507.11407, section 2.1); without windows all are rotated.
         if self.arch == "exaone4" and not self.window:
             return True
-        return self.arch not in ("muse-glimmer", "exaone4") or self._sees_a_window(layer)
+        alone = ("muse-glimmer", "exaone4", "cohere2")
+        return self.arch not in alone or self._sees_a_window(layer)
 
     def _attention(self, layer: int, x: Array) -> Array:
         n, d, group = len(x), self.head_dim, self.n_head // self.n_head_kv
@@ -393,9 +404,11 @@ class Reference:
 
     def norm(self, x: Array, name: str, eps: float | None = None) -> Array:
         """RMS norm of each part of a row that is as wide as the weight, by the file's epsilon where
-        it is none of the architecture's."""
+        it is none of the architecture's. Cohere's is of what a value differs from the mean."""
         weight = self.require(f"{name}.weight").astype(np.float64)
         parts = x.reshape(len(x), -1, weight.size)
+        if self.arch in COHERE:
+            parts = parts - parts.mean(axis=-1, keepdims=True)
         eps = self.eps if eps is None else eps
         result: Array = (normalized(parts, eps) * weight).reshape(x.shape)
         return result

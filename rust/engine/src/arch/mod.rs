@@ -8,6 +8,7 @@ use crate::plan::{signature, Op, Plan};
 
 mod bert;
 mod build;
+mod cohere2;
 mod delta;
 mod exaone4;
 mod fused;
@@ -182,6 +183,18 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "phi3",
         experts: false,
         plan: phi3::plan,
+    },
+    // Command R7B and Command A.
+    Architecture {
+        name: "cohere2",
+        experts: false,
+        plan: cohere2::plan,
+    },
+    // Aya calls itself so too.
+    Architecture {
+        name: "command-r",
+        experts: false,
+        plan: cohere2::plan_without_windows,
     },
     Architecture {
         name: "bert",

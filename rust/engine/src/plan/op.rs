@@ -102,11 +102,11 @@ pub enum Op {
     /// the order of that of the squares in [`Op::RmsNorm`], by additions from zero; then `d = x - mean`;
     /// the variance is the sum of the squares of `d`, as there, by `width`. Then
     /// `f = 1 / sqrt(variance + eps)`, NaN where that is zero, and `fma(d * f, weight, bias)`, each step
-    /// rounded.
+    /// rounded; the bias is all 0 where there is none.
     LayerNorm {
         x: BufferId,
         weight: WeightId,
-        bias: WeightId,
+        bias: Option<WeightId>,
         out: BufferId,
         eps: f32,
     },
@@ -461,7 +461,13 @@ impl Op {
                 out,
                 eps,
             } => Signature {
-                weights: vec![used(weight, Role::Scale), used(bias, Role::Shift)],
+                weights: [
+                    Some(used(weight, Role::Scale)),
+                    bias.map(|id| used(id, Role::Shift)),
+                ]
+                .into_iter()
+                .flatten()
+                .collect(),
                 constant: Some(Constant::Epsilon(eps)),
                 ..Signature::new("layer_norm", Over::Buffers, vec![read(x), replace(out)])
             },

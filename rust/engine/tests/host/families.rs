@@ -658,6 +658,39 @@ fn exaone_4_rotates_layers_that_see_a_window_or_all_where_none_does() {
 }
 
 #[test]
+fn cohere_rotates_layers_that_see_a_window_or_all_without_any() {
+    let mut w = tiny("cohere2");
+    let pattern = Value::Array(Array::Bool(vec![true, false]));
+    w.set("cohere2.attention.sliding_window_pattern", pattern);
+    // Windows have no base of their own.
+    w.set("cohere2.rope.freq_base_swa", Value::F32(500.0));
+    assert_eq!(tables(&w), (vec![1e4], vec![0, 0], vec![Some(4), None]));
+    assert_eq!(tables(&tiny("command-r")).1, [0; 4]);
+    w.remove("cohere2.attention.sliding_window");
+    let text = message(load(&w.bytes()), Kind::Model);
+    says(&text, &["cohere2.attention.sliding_window", "missing"]);
+    for arch in ["cohere2", "command-r"] {
+        let (key, mut w) = (format!("{arch}.logit_scale"), tiny(arch));
+        let last = arch::plan(&config(&w).unwrap()).unwrap().ops.pop();
+        assert!(matches!(last, Some(Op::Scale { factor: 0.25, .. })));
+        w.remove(&key);
+        let text = message(load(&w.bytes()), Kind::Model);
+        says(&text, &[&key, "missing", "multiplied by"]);
+    }
+}
+
+#[test]
+fn a_norm_of_each_head_of_command_r_plus_is_refused() {
+    let mut w = tiny("command-r");
+    w.tensor("blk.0.attn_q_norm.weight", &[4, 2], 0);
+    let text = message(load(&w.bytes()), Kind::Model);
+    says(
+        &text,
+        &["attn_q_norm", "no such tensor in a command-r model"],
+    );
+}
+
+#[test]
 fn glm4moe_has_the_experts_that_its_file_says() {
     let routed = |w: &Writer| {
         let plan = arch::plan(&config(w).unwrap()).unwrap();

@@ -191,8 +191,19 @@ pub fn tiny(arch: &str) -> Writer {
             w.set(&format!("{arch}.expert_{key}"), Value::U32(n));
         }
     }
-    let eps = format!("{arch}.attention.layer_norm_rms_epsilon");
+    let is_cohere = matches!(arch, "cohere2" | "command-r");
+    let norm = if is_cohere {
+        "layer_norm"
+    } else {
+        "layer_norm_rms"
+    };
+    let eps = format!("{arch}.attention.{norm}_epsilon");
     w.set(&eps, Value::F32(1e-5));
+    if is_cohere {
+        w.set(&format!("{arch}.logit_scale"), Value::F32(0.25));
+        let scaling = format!("{arch}.rope.scaling.type");
+        w.set(&scaling, Value::String("none".into()));
+    }
     w.set(&format!("{arch}.rope.freq_base"), Value::F32(10_000.0));
     if has_shared {
         let key = format!("{arch}.expert_shared_feed_forward_length");
@@ -213,7 +224,7 @@ pub fn tiny(arch: &str) -> Writer {
         let cap = "muse-glimmer.final_logit_softcapping";
         w.set(cap, Value::F32(30.0));
     }
-    if matches!(arch, "muse-glimmer" | "olmo2" | "exaone4") {
+    if matches!(arch, "muse-glimmer" | "olmo2" | "exaone4" | "cohere2") {
         let window = format!("{arch}.attention.sliding_window");
         w.set(&window, Value::U32(4));
     }
@@ -316,7 +327,7 @@ pub fn tiny(arch: &str) -> Writer {
                 t("attn_sinks", &[2], F32);
                 t("post_attention_norm", &[8], F32);
             }
-            "olmo2" | "exaone4" => {}
+            "olmo2" | "exaone4" | "cohere2" | "command-r" => {}
             "seed_oss" | "glm4moe" => t("post_attention_norm", &[8], F32),
             _ if has_delta => t("post_attention_norm", &[8], F32),
             _ => t("ffn_norm", &[8], F32),

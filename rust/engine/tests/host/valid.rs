@@ -197,6 +197,8 @@ fn norms_of_rows_are_part_of_the_products() {
             }
             // Norms stand behind its blocks alone.
             "olmo2" | "exaone4" => (None, None),
+            // Whose mean is taken away, in one for both blocks.
+            "cohere2" | "command-r" => (None, None),
             _ => (Some("attn_norm.weight"), Some("ffn_norm.weight")),
         };
         let dense = [
@@ -249,7 +251,8 @@ fn norms_of_rows_are_part_of_the_products() {
             true => "token_embd_norm.weight",
             false => "output_norm.weight",
         };
-        let head = [(Some(last), "token_embd.weight")];
+        let last = Some(last).filter(|_| !matches!(arch.name, "cohere2" | "command-r"));
+        let head = [(last, "token_embd.weight")];
         let wanted = [&attention, &feed_forward[..], &head].concat();
         // The last layer and what follows it.
         assert!(products.ends_with(&wanted), "{products:?}");

@@ -349,7 +349,8 @@ impl Interpreter {
                 if x != out {
                     normed.copy_from_slice(&self.buffers[x.0]);
                 }
-                let (weight, bias) = (self.vector(*weight)?, self.vector(*bias)?);
+                let weight = self.vector(*weight)?;
+                let bias = bias.map(|id| self.vector(id)).transpose()?;
                 let (level, eps) = (self.level, *eps);
                 rowwise::each_row(&mut normed, weight.len(), |_, values| {
                     let norm = LayerNorm {

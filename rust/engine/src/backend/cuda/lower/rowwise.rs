@@ -234,7 +234,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             bias,
             out,
             eps,
-        } => norm::layer_norm(l, [x, out], [weight, bias], eps, pass)?,
+        } => norm::layer_norm(l, [x, out], (weight, bias), eps, pass)?,
         Op::AddRow { x, table, row } => {
             let (n, width) = (l.elements(x, pass), l.plan.buffer(x).width);
             let params = AddRow {
