@@ -114,6 +114,7 @@ SHAPES = (
     "tiny-glm4moe",
     "tiny-phi",
     "tiny-cohere2",
+    "tiny-laguna",
 )
 
 
@@ -167,6 +168,8 @@ CASES = [
     ("tiny-phi", {"kv_type": "i16"}),
     # Its norm takes the mean away, and stands before attention and the feed-forward part.
     ("tiny-cohere2", {"kv_type": "i16"}),
+    # Its layers have heads and rotations of their own, and a gate a head.
+    ("tiny-laguna", {"kv_type": "i16"}),
 ]
 
 

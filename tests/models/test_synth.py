@@ -232,6 +232,7 @@ def test_sizes_of_the_true_shapes() -> None:
         "command-r7b": 8.028,
         "command-a": 111.06,
         "command-r-08-2024": 32.30,
+        "laguna-xs.2": 33.44,
         "phi-3.5-mini": 3.821,
         "phi-4": 14.66,
         "seed-oss-36b": 36.15,

@@ -359,17 +359,19 @@ impl<'a> Builder<'a> {
         self.attended(layer, heads, out)
     }
 
-    /// The same with the logistic function of a gate as a factor before the product.
+    /// The same with what a gate lets through of it, before the product: `let_through` is the op of it, the
+    /// gate and where to.
     pub fn attend_gated(
         &mut self,
         layer: usize,
         heads: Heads,
         scores: Scores,
         gate: BufferId,
+        let_through: fn([BufferId; 3]) -> Op,
     ) -> Result<BufferId> {
         let x = self.attention(layer, heads, scores);
         let out = self.buffer("gated", heads.n_head * heads.kv.head_dim);
-        self.push(Op::SigmoidMul { x, gate, out });
+        self.push(let_through([x, gate, out]));
         self.attended(layer, heads, out)
     }
 

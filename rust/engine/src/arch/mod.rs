@@ -19,6 +19,7 @@ mod glm4moe;
 mod gpt_oss;
 mod granite;
 mod hunyuan_dense;
+mod laguna;
 mod lfm2;
 mod lfm2moe;
 mod llama;
@@ -195,6 +196,11 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "command-r",
         experts: false,
         plan: cohere2::plan_without_windows,
+    },
+    Architecture {
+        name: "laguna",
+        experts: true,
+        plan: laguna::plan,
     },
     Architecture {
         name: "bert",

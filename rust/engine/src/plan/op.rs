@@ -274,6 +274,13 @@ pub enum Op {
         gate: BufferId,
         out: BufferId,
     },
+    /// The same with `s` of the gate for its logistic function: softplus, as [`Op::DeltaNet`] states it
+    /// of `z`. NaN where the gate is infinite.
+    SoftplusMul {
+        x: BufferId,
+        gate: BufferId,
+        out: BufferId,
+    },
     /// Of `x[r]`, parts of `of` values, from each the values from `first` on: `out[r]` has `n` parts
     /// of as many as it has room for.
     Slice {
@@ -553,6 +560,10 @@ impl Op {
             Op::SigmoidMul { x, gate, out } => {
                 let buffers = vec![read(x), read(gate).wide(Width::Share), write(out)];
                 Signature::new("sigmoid_mul", Over::Buffers, buffers)
+            }
+            Op::SoftplusMul { x, gate, out } => {
+                let buffers = vec![read(x), read(gate).wide(Width::Share), write(out)];
+                Signature::new("softplus_mul", Over::Buffers, buffers)
             }
             Op::Slice {
                 x,

@@ -212,7 +212,7 @@ fn norms_of_rows_are_part_of_the_products() {
             (ffn, "ffn_up_exps.weight"),
             (None, "ffn_down_exps.weight"),
         ];
-        let is_shared = matches!(arch.name, "qwen35moe" | "qwen3next" | "glm4moe");
+        let is_shared = matches!(arch.name, "qwen35moe" | "qwen3next" | "glm4moe" | "laguna");
         let shared: &[_] = &[
             (ffn, "ffn_gate_shexp.weight"),
             (ffn, "ffn_up_shexp.weight"),
@@ -220,7 +220,7 @@ fn norms_of_rows_are_part_of_the_products() {
             (ffn, "ffn_gate_inp_shexp.weight"),
         ];
         // Which not all have.
-        let shared = if arch.name == "glm4moe" {
+        let shared = if matches!(arch.name, "glm4moe" | "laguna") {
             &shared[..2]
         } else {
             shared
@@ -240,7 +240,8 @@ fn norms_of_rows_are_part_of_the_products() {
             (attn, "attn_gate.weight"),
             (None, "attn_output.weight"),
         ];
-        attention.retain(|(_, name)| arch.name == "muse-glimmer" || *name != "attn_gate.weight");
+        let is_gated = matches!(arch.name, "muse-glimmer" | "laguna");
+        attention.retain(|(_, name)| is_gated || *name != "attn_gate.weight");
         if arch.name == "phi3" {
             attention.splice(..3, [(attn, "attn_qkv.weight")]);
         }

@@ -8,7 +8,7 @@ mod products;
 use std::sync::Arc;
 
 use super::experts::{self, Gathered};
-use super::gates::{ClampedSwiGlu, Gate, GeGlu, Gelu, Sigmoid, SoftCap, SwiGlu};
+use super::gates::{ClampedSwiGlu, Gate, GeGlu, Gelu, Sigmoid, SoftCap, Softplus, SwiGlu};
 use super::heads::Attention;
 use super::kv::KvCache;
 use super::matvec::Scratch;
@@ -432,6 +432,7 @@ impl Interpreter {
             Op::GeGlu { gate, up, out } => self.gated::<GeGlu>([*gate, *up, *out]),
             Op::ClampedSwiGlu { gate, up, out } => self.gated::<ClampedSwiGlu>([*gate, *up, *out]),
             Op::SigmoidMul { x, gate, out } => self.gated::<Sigmoid>([*gate, *x, *out]),
+            Op::SoftplusMul { x, gate, out } => self.gated::<Softplus>([*gate, *x, *out]),
             Op::Slice {
                 x,
                 out,
