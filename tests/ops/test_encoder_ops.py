@@ -2,6 +2,7 @@
 tokens behind a row; against float64, and the interpreter's bits on cards."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,11 @@ def normed(width: int, eps: float, *, has_bias: bool = True) -> tuple[Plan, Floa
     weight, bias = normal(width, seed=1), normal(width, seed=2)
     plan = Plan()
     x, y = plan.buffer("x", width), plan.buffer("y", width)
-    by = {"weight": plan.vector("w", weight), "bias": plan.vector("b", bias), "eps": eps}
+    by: dict[str, Any] = {
+        "weight": plan.vector("w", weight),
+        "bias": plan.vector("b", bias),
+        "eps": eps,
+    }
     if not has_bias:
         by["bias"], bias = None, np.zeros_like(bias)
     plan.op("layer_norm", x=x, out=y, **by)

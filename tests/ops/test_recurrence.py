@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from support.backends import INTERPRETER, Backend, over_backends, over_cards
 from support.delta_rule import causal_convolution, delta_rule, logistic
 from support.plans import Floats, Plan, Run, bits, nmse, normal
@@ -342,7 +343,7 @@ def test_a_sequence_that_was_no_number_leaves_nothing_to_the_next(backend: Backe
 
 
 #: What ops multiply by, of a gate.
-FACTORS: dict[str, Callable[[Floats], Any]] = {
+FACTORS: dict[str, Callable[[NDArray[np.float64]], Any]] = {
     "sigmoid_mul": logistic,
     "softplus_mul": lambda gate: np.logaddexp(0.0, gate),
 }
