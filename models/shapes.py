@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-FILES = ("shapes.toml", "small_shapes.toml", "odd_shapes.toml")
+FILES = ("shapes.toml", "expert_shapes.toml", "small_shapes.toml", "odd_shapes.toml")
 PATHS = [Path(__file__).with_name(name) for name in FILES]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One table of `shapes.toml`, `small_shapes.toml` or `odd_shapes.toml`; see there."""
+    """One table of the files; `shapes.toml` says what its keys are."""
 
     name: str
     arch: str
@@ -57,10 +57,17 @@ class Shape:
     window_pattern: int = 0
     window_base: float = 0.0
     post_norms: bool = False
-    #: Whether what attention gives has a gate, of a matrix of its own.
+    #: Whether what attention gives has a gate, of a matrix of its own; and whether that has one
+    #: number for a head.
     attn_gate: bool = False
+    head_gate: bool = False
+    #: Of Laguna: heads of layers that see a window, and how many dimensions of a head they turn.
+    window_heads: int = 0
+    window_rope_dim: int = 0
     #: Whether norms stand before attention and before the feed-forward part.
     pre_norms: bool = True
+    #: Whether attention and the feed-forward part stand side by side, under one norm.
+    parallel: bool = False
     #: Whether one matrix gives gate and up, and one queries, keys and values.
     fused_up: bool = False
     fused_qkv: bool = False
@@ -112,13 +119,19 @@ class Shape:
 
     @property
     def logit_divisor(self) -> float:
-        """What logits are divided by; Muse Glimmer's key is a factor."""
+        """What logits are divided by; Granite's key says it, of others it is a factor."""
         scale = self.logit_scale or 1.0
-        return 1.0 / scale if self.arch == "muse-glimmer" else scale
+        return scale if self.arch == "granite" else 1.0 / scale
 
     def is_local(self, layer: int) -> bool:
-        """Of Gemma 4 and Muse Glimmer: whether a layer sees a window."""
+        """Of Gemma 4, Muse Glimmer and Laguna: whether a layer sees a window."""
+        if self.arch == "laguna":
+            return self.window > 0 and layer % (self.window_pattern or 4) != 0
         return (layer + 1) % self.window_pattern != 0
+
+    def query_heads(self, layer: int) -> int:
+        """Heads of queries of a layer."""
+        return self.window_heads if self.window_heads and self.is_local(layer) else self.n_head
 
     def stores(self, layer: int) -> bool:
         """Whether a layer has keys and values of its own."""
@@ -136,7 +149,7 @@ class Shape:
 
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """Name and GGUF shape (row length first) of every tensor, in file order."""
-        q, kv = self.n_head * self.head_dim, self.n_head_kv * self.head_dim
+        kv = self.n_head_kv * self.head_dim
         out: list[tuple[str, tuple[int, ...]]] = []
         if not self.tied:
             out.append(("output.weight", (self.n_embd, self.n_vocab)))
@@ -152,9 +165,10 @@ class Shape:
         if self.rope_scaling.get("type") == "longrope":
             pairs = (self.rope_dim or self.head_dim) // 2
             out += [(f"rope_factors_{name}.weight", (pairs,)) for name in ("long", "short")]
-        # The queries of a model with a delta rule come with a gate each.
-        n_q = 2 * q if self.delta else q
         for layer in range(self.n_layer + self.n_layer_nextn):
+            q = self.query_heads(layer) * self.head_dim
+            # The queries of a model with a delta rule come with a gate each.
+            n_q = 2 * q if self.delta else q
             block: list[tuple[str, tuple[int, ...]]] = []
             if self.pre_norms:
                 block += [("attn_norm.weight", (self.n_embd,))]
@@ -167,14 +181,15 @@ class Shape:
                 block += [(f"{name}.weight", (self.n_embd, width)) for name, width in parts]
                 block += [("attn_output.weight", (q, self.n_embd))]
                 if self.attn_gate:
-                    block += [("attn_gate.weight", (self.n_embd, q))]
+                    n_gate = self.query_heads(layer) if self.head_gate else q
+                    block += [("attn_gate.weight", (self.n_embd, n_gate))]
                 if self.qk_norm:
                     widths = (q, kv) if self.qk_norm_whole else (self.head_dim, self.head_dim)
                     names = ("attn_q_norm.weight", "attn_k_norm.weight")
                     block += [(name, (n,)) for name, n in zip(names, widths, strict=True)]
             named_after = self.delta or self.sinks or self.arch in ("seed_oss", "glm4moe")
             before_ffn = "post_attention_norm.weight" if named_after else "ffn_norm.weight"
-            if self.pre_norms:
+            if self.pre_norms and not self.parallel:
                 block += [(before_ffn, (self.n_embd,))]
             if self.n_expert and layer >= self.n_layer_dense:
                 if self.sigmoid:
@@ -186,7 +201,7 @@ class Shape:
                     ("ffn_down_exps.weight", (self.n_ff_exp, self.n_embd, self.n_expert)),
                 ]
                 if self.n_ff_shared:
-                    if self.arch != "glm4moe":
+                    if self.arch not in ("glm4moe", "laguna"):
                         block += [("ffn_gate_inp_shexp.weight", (self.n_embd,))]
                     block += [
                         ("ffn_gate_shexp.weight", (self.n_embd, self.n_ff_shared)),

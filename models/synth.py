@@ -258,6 +258,7 @@ def kind_of(name: str) -> Kind:
 def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
     """The model's keys, without the tokenizer's."""
     a = shape.arch
+    norm = "layer_norm" if a in ("cohere2", "command-r") else "layer_norm_rms"
     out = {
         "general.architecture": gguf_io.string(a),
         "general.type": gguf_io.string("model"),
@@ -266,11 +267,11 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         f"{a}.block_count": gguf_io.u32(shape.n_layer + shape.n_layer_nextn),
         f"{a}.context_length": gguf_io.u32(shape.n_ctx),
         f"{a}.embedding_length": gguf_io.u32(shape.n_embd),
-        f"{a}.attention.head_count": gguf_io.u32(shape.n_head),
+        f"{a}.attention.head_count": _heads(shape),
         f"{a}.attention.head_count_kv": _kv_heads(shape),
         f"{a}.attention.key_length": gguf_io.u32(shape.head_dim),
         f"{a}.attention.value_length": gguf_io.u32(shape.head_dim),
-        f"{a}.attention.layer_norm_rms_epsilon": gguf_io.f32(shape.eps),
+        f"{a}.attention.{norm}_epsilon": gguf_io.f32(shape.eps),
         f"{a}.rope.dimension_count": gguf_io.u32(shape.rope_dim or shape.head_dim),
         f"{a}.rope.freq_base": gguf_io.f32(shape.rope_base),
         f"{a}.vocab_size": gguf_io.u32(shape.n_vocab),
@@ -279,6 +280,8 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         out[f"{a}.feed_forward_length"] = gguf_io.u32(shape.n_ff)
     if shape.window:
         out[f"{a}.attention.sliding_window"] = gguf_io.u32(shape.window)
+    if shape.window_rope_dim:
+        out[f"{a}.rope.dimension_count_swa"] = gguf_io.u32(shape.window_rope_dim)
     if a == "gemma4":
         out |= _gemma4(shape)
     elif a == "muse-glimmer" and shape.window_pattern:
@@ -309,9 +312,10 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         out[f"{a}.expert_gating_func"] = gguf_io.u32(2)
     if shape.conv:
         out[f"{a}.shortconv.l_cache"] = gguf_io.u32(shape.conv)
+    if a in ("glm4moe", "laguna"):
+        out[f"{a}.expert_weights_norm"] = gguf_io.boolean(True)
     if a == "glm4moe":
         out[f"{a}.expert_shared_count"] = gguf_io.u32(shape.n_ff_shared // shape.n_ff_exp)
-        out[f"{a}.expert_weights_norm"] = gguf_io.boolean(True)
     elif shape.n_ff_shared:
         out[f"{a}.expert_shared_feed_forward_length"] = gguf_io.u32(shape.n_ff_shared)
     if shape.pooling:
@@ -343,6 +347,13 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         out[f"{a}.rope.scaling.factor"] = gguf_io.f32(scaling["factor"])
         out[f"{a}.rope.scaling.original_context_length"] = gguf_io.u32(scaling["original_context"])
     return out
+
+
+def _heads(shape: Shape) -> bytes:
+    """One number, or one a layer where the layers that see a window have others."""
+    if not shape.window_heads:
+        return gguf_io.u32(shape.n_head)
+    return gguf_io.i32s(map(shape.query_heads, range(shape.n_layer)))
 
 
 def _kv_heads(shape: Shape) -> bytes:

@@ -113,6 +113,8 @@ SHAPES = (
     "odd-exaone4-96",
     "tiny-glm4moe",
     "tiny-phi",
+    "tiny-cohere2",
+    "tiny-laguna",
 )
 
 
@@ -164,6 +166,10 @@ CASES = [
     ("tiny-glm4moe", {"kv_type": "i16"}),
     # One matrix gives queries, keys and values.
     ("tiny-phi", {"kv_type": "i16"}),
+    # Its norm takes the mean away, and stands before attention and the feed-forward part.
+    ("tiny-cohere2", {"kv_type": "i16"}),
+    # Its layers have heads and rotations of their own, and a gate a head.
+    ("tiny-laguna", {"kv_type": "i16"}),
 ]
 
 

@@ -30,7 +30,8 @@ Vectors = NDArray[Any]
 EMBEDDING = "tiny-qwen3-embedding"
 
 #: Shapes whose last norm, head or layers are unlike, beside that of Qwen3-Embedding.
-OTHERS = ["tiny-llama", "tiny-gemma3", "tiny-granite", "tiny-lfm2", "tiny-qwen35", "odd-llama-96"]
+OTHERS = ["tiny-llama", "tiny-gemma3", "tiny-granite", "tiny-lfm2", "tiny-qwen35", "tiny-cohere2"]
+OTHERS += ["odd-llama-96"]
 
 #: Token ids of texts of several lengths; some cross a page of the cache, or a pass of 512 rows.
 IDS = [[(7 * i + n * n) % 500 + 3 for i in range(n)] for n in (1, 2, 17, 64, 65, 300)]

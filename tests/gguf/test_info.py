@@ -173,9 +173,9 @@ def test_every_architecture(tmp_path: Path, arch: str) -> None:
     check_sizes(found, path)
     assert found["error"] is None
     assert found["unused_tensors"] == []
-    interleaved = arch in ("llama", "granite", "muse-glimmer", "smollm3", "ernie4_5", "glm4")
-    assert found["rope"]["style"] == ("interleaved" if interleaved else "halves")
-    window = 64 if arch in ("gemma3", "muse-glimmer") else None
+    interleaved = {"llama", "granite", "muse-glimmer", "smollm3", "ernie4_5", "glm4", "cohere2"}
+    assert found["rope"]["style"] == ("interleaved" if arch in interleaved else "halves")
+    window = 64 if arch in ("gemma3", "muse-glimmer", "cohere2") else None
     assert found["layers"] == [{"n_layer": tiny.N_LAYER, "window": window}]
     assert found["tokenizer"] == {
         "model": "gpt2",
@@ -233,8 +233,8 @@ def test_what_cannot_run_is_described_all_the_same(tmp_path: Path) -> None:
     assert (
         "supported: llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, qwen35moe, qwen3next, "
         "gemma3, gemma4, granite, lfm2, lfm2moe, mistral3, muse-glimmer, olmo2, smollm3, "
-        "ernie4_5, seed_oss, hunyuan-dense, glm4, exaone4, glm4moe, phi3, bert, "
-        "nomic-bert" in found["error"]
+        "ernie4_5, seed_oss, hunyuan-dense, glm4, exaone4, glm4moe, phi3, cohere2, "
+        "command-r, laguna, bert, nomic-bert" in found["error"]
     )
     assert found["architecture"] == "gpt2"
     assert found["shape"]["n_layer"] == tiny.N_LAYER

@@ -2,6 +2,7 @@
 tokens behind a row; against float64, and the interpreter's bits on cards."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +14,18 @@ from support.plans_attention import Shape, assert_same
 WIDTHS = [8, 33, 384, 768, 1000, 2048]
 
 
-def normed(width: int, eps: float) -> tuple[Plan, Floats, Floats]:
+def normed(width: int, eps: float, *, has_bias: bool = True) -> tuple[Plan, Floats, Floats]:
     """`y` is the norm of `x`, and so is then `x`."""
     weight, bias = normal(width, seed=1), normal(width, seed=2)
     plan = Plan()
     x, y = plan.buffer("x", width), plan.buffer("y", width)
-    by = {"weight": plan.vector("w", weight), "bias": plan.vector("b", bias), "eps": eps}
+    by: dict[str, Any] = {
+        "weight": plan.vector("w", weight),
+        "bias": plan.vector("b", bias),
+        "eps": eps,
+    }
+    if not has_bias:
+        by["bias"], bias = None, np.zeros_like(bias)
     plan.op("layer_norm", x=x, out=y, **by)
     plan.op("layer_norm", x=x, out=x, **by)
     return plan, weight, bias
@@ -41,9 +48,10 @@ def in_order(values: Floats, squares: bool) -> np.float32:
 
 
 @over_backends
+@pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_layer_norm(backend: Backend, width: int) -> None:
-    plan, weight, bias = normed(width, 1e-5)
+def test_layer_norm(backend: Backend, width: int, has_bias: bool) -> None:
+    plan, weight, bias = normed(width, 1e-5, has_bias=has_bias)
     run = Run(backend, plan)
     for scale in SCALES:
         for rows in ROWS:
@@ -57,9 +65,10 @@ def test_layer_norm(backend: Backend, width: int) -> None:
 
 
 @over_backends
+@pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("width", [33, 384, 1000])
-def test_layer_norm_has_the_stated_bits(backend: Backend, width: int) -> None:
-    plan, weight, bias = normed(width, 1e-12)
+def test_layer_norm_has_the_stated_bits(backend: Backend, width: int, has_bias: bool) -> None:
+    plan, weight, bias = normed(width, 1e-12, has_bias=has_bias)
     x = normal(3, width, seed=5)
     found = Run(backend, plan)({"x": x})["y"]
     for row, out in zip(x, found, strict=True):
@@ -78,8 +87,10 @@ def test_layer_norm_of_what_overflows_is_none(backend: Backend) -> None:
     found = run({"x": x})["y"]
     assert np.isfinite(found[0]).all() and np.isnan(found[1:]).all()
     # Of equal numbers nothing is left but the bias.
-    same = run({"x": np.full((1, 64), 3.5, np.float32)})["y"][0]
-    assert np.array_equal(same, bias)
+    for has_bias in (True, False):
+        plan, _, bias = normed(64, 1e-5, has_bias=has_bias)
+        same = Run(backend, plan)({"x": np.full((1, 64), 3.5, np.float32)})["y"][0]
+        assert np.array_equal(same, bias)
 
 
 @over_backends

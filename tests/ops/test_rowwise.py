@@ -150,12 +150,15 @@ def test_queries_that_grow_with_their_position(backend: Backend, style: str) -> 
         assert np.array_equal(bits(found[part]), bits(wanted[part]))
 
 
+#: Ops with a gate, and what that lets through.
+GATES = [("sigmoid_mul", "x"), ("softplus_mul", "x"), ("clamped_swi_glu", "up")]
+
 #: What an op must not turn into a number: the next op reports it.
 NOT_FINITE = (np.nan, np.inf, -np.inf)
 
 
 @over_backends
-@pytest.mark.parametrize(("op", "gated"), [("sigmoid_mul", "x"), ("clamped_swi_glu", "up")])
+@pytest.mark.parametrize(("op", "gated"), GATES)
 def test_gates_hide_nothing_that_is_not_finite(backend: Backend, op: str, gated: str) -> None:
     run = Run(backend, element_wise(op, "gate", gated))
     for name in ("gate", gated):

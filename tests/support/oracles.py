@@ -60,6 +60,7 @@ STEPS: dict[str, list[Any]] = {
     "qwen2": [_cut(QWEN2), _BYTES],
     "qwen35": [_cut(QWEN35), _BYTES],
     "seed-coder": [_cut(SEED_CODER), _BYTES],
+    "laguna": [_cut(r"[^\n]+|[\n]+"), _cut(QWEN2), _BYTES],
     "gpt-4o": [_cut(GPT4O), _BYTES],
     "tekken": [_cut(TEKKEN), _BYTES],
     "deepseek-llm": [

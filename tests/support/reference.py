@@ -11,7 +11,8 @@ engine's float32 is measured against.
 Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3, qwen3moe,
 qwen35, qwen35moe, qwen3next, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3,
 muse-glimmer, olmo2, smollm3, ernie4_5, seed_oss,
-hunyuan-dense, glm4, exaone4, glm4moe, phi3.
+hunyuan-dense, glm4, exaone4, glm4moe, phi3, cohere2, command-r,
+laguna.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ from support.delta_rule import causal_convolution, delta_rule, logistic
 Array = NDArray[np.float64]
 
 #: Architectures that choose experts by sigmoids and a bias.
-SIGMOID = {"lfm2moe", "glm4moe"}
+SIGMOID = {"lfm2moe", "glm4moe", "laguna"}
 
 #: Architectures whose RoPE rotates neighbours (2i, 2i+1); the others rotate (i, i + d/2).
 INTERLEAVED = {"llama", "granite", "mistral3", "muse-glimmer", "smollm3", "ernie4_5", "glm4"}
+INTERLEAVED |= (COHERE := {"cohere2", "command-r"})
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
 NEOX |= {"olmo2", "qwen3next", "seed_oss"} | (LFM2 := {"lfm2", "lfm2moe"})
-NEOX |= {"hunyuan-dense", "exaone4", "glm4moe", "phi3"}
+NEOX |= {"hunyuan-dense", "exaone4", "glm4moe", "phi3", "laguna"}
 
 #: Architectures whose norm before the feed-forward is called after attention.
 NAMED_AFTER = {"qwen35", "qwen35moe", "qwen3next", "gpt-oss", "seed_oss", "glm4moe"}
@@ -80,25 +82,32 @@ class Reference:
         # Layers that guess further tokens stand behind the others.
         self.n_layer = int(self.key("block_count")) - int(self.key("nextn_predict_layers", 0))
         self.n_embd = int(self.key("embedding_length"))
-        self.n_head = int(self.key("attention.head_count"))
+        # One number, or one a layer.
+        heads = np.asarray(self.key("attention.head_count"))
+        self.heads = np.broadcast_to(heads, self.n_layer)
+        self.n_head = int(heads.max())
         # One number, or one a layer, which is 0 where that convolves.
         self.n_head_kv = int(np.max(self.key("attention.head_count_kv", self.n_head)))
         self.head_dim = int(self.key("attention.key_length", self.n_embd // self.n_head))
         self.n_rot = int(self.key("rope.dimension_count", self.head_dim))
-        self.eps = float(self.key("attention.layer_norm_rms_epsilon"))
+        norm = "layer_norm" if self.arch in COHERE else "layer_norm_rms"
+        self.eps = float(self.key(f"attention.{norm}_epsilon"))
         self.n_vocab = int(self._tensors["token_embd.weight"].shape[1])
         self._rope_all = self._rope_frequencies()
         # Gemma 3 (https://arxiv.org/abs/2503.19786, section 2): layers that see a window have a
         # base of their own and no scaling; five of them come before each that sees all.
-        has_windows = self.arch in ("gemma3", "gpt-oss", "muse-glimmer", "olmo2", "exaone4")
+        have_windows = {"gemma3", "gpt-oss", "muse-glimmer", "olmo2", "exaone4", "cohere2"}
+        have_windows |= {"laguna"}
+        has_windows = self.arch in have_windows
         self.window = int(self.key("attention.sliding_window", 0)) if has_windows else 0
         # OLMo 3 (https://arxiv.org/abs/2512.13961) has one base, and three come before each.
         one_base = self.arch in ("muse-glimmer", "olmo2")
         usual = self.key("rope.freq_base") if one_base else 10000.0
         local = float(self.key("rope.freq_base_swa", usual))
-        pair = np.arange(self.n_rot // 2, dtype=np.float64)
-        self._rope_window: Rope = (local ** (-2.0 * pair / self.n_rot), 1.0)
-        if self.arch in ("gpt-oss", "exaone4"):
+        n_rot = int(self.key("rope.dimension_count_swa", self.n_rot))
+        pair = np.arange(n_rot // 2, dtype=np.float64)
+        self._rope_window: Rope = (local ** (-2.0 * pair / n_rot), 1.0)
+        if self.arch in ("gpt-oss", "exaone4", "cohere2"):
             self._rope_window = self._rope_all
         #: Layers and rows where the best expert that is not chosen goes for the last that is.
         self.swapped: set[tuple[int, int]] = set()
@@ -137,9 +146,10 @@ class Reference:
             return gemma4.logits(self, ids)
         head = "output" if "output.weight" in self._tensors else "token_embd"
         logits = self.linear(self.hidden(ids), head) / self._granite("logit_scale", 1.0)
+        if self.arch in COHERE | {"muse-glimmer"}:
+            logits = logits * float(self.key("logit_scale"))
         if self.arch != "muse-glimmer":
             return logits
-        logits = logits * float(self.key("logit_scale"))
         cap = float(self.key("final_logit_softcapping"))
         result: Array = cap * np.tanh(logits / cap)
         return result
@@ -154,7 +164,13 @@ class Reference:
             x, behind = normalized(x, self.eps), 1e-8
         residual = self._granite("residual_scale", 1.0)
         for layer in range(self.n_layer):
-            delta = self._mixer(layer)(layer, self._norm_before(x, f"blk.{layer}.attn_norm"))
+            normed = self._norm_before(x, f"blk.{layer}.attn_norm")
+            delta = self._mixer(layer)(layer, normed)
+            # Cohere's blocks stand side by side, under one norm
+            # (https://huggingface.co/docs/transformers/model_doc/cohere2).
+            if self.arch in COHERE:
+                x = x + delta + self._feed_forward(layer, normed)
+                continue
             if self.arch in NORMED_BEHIND:
                 delta = self.norm(delta, f"blk.{layer}.post_attention_norm", behind)
             x = x + residual * delta
@@ -210,11 +226,13 @@ class Reference:
         return factors
 
     def _sees_a_window(self, layer: int) -> bool:
-        usual = {"gpt-oss": 2, "muse-glimmer": 4, "olmo2": 4, "exaone4": 4}.get(self.arch, 6)
+        usual = {"gemma3": 6, "gpt-oss": 2}.get(self.arch, 4)
         period = self.key("attention.sliding_window_pattern", usual)
         if isinstance(period, list):
             return bool(period[layer])
-        return self.window > 0 and layer % period != period - 1
+        # Laguna's pattern begins with the layer that sees all.
+        all_at = 0 if self.arch == "laguna" else period - 1
+        return self.window > 0 and layer % period != all_at
 
     def _rotates(self, layer: int) -> bool:
         if self.arch == "smollm3":
@@ -222,15 +240,17 @@ class Reference:
         # EXAONE 4 (https://arxiv.org/abs/2507.11407, section 2.1); without windows all are rotated.
         if self.arch == "exaone4" and not self.window:
             return True
-        return self.arch not in ("muse-glimmer", "exaone4") or self._sees_a_window(layer)
+        alone = ("muse-glimmer", "exaone4", "cohere2")
+        return self.arch not in alone or self._sees_a_window(layer)
 
     def _attention(self, layer: int, x: Array) -> Array:
-        n, d, group = len(x), self.head_dim, self.n_head // self.n_head_kv
+        n, d, n_head = len(x), self.head_dim, int(self.heads[layer])
+        group = n_head // self.n_head_kv
         if f"blk.{layer}.attn_qkv.weight" in self._tensors:
             rows = self.linear(x, f"blk.{layer}.attn_qkv").reshape(n, -1, d)
-            q, k, v = np.split(rows, [self.n_head, self.n_head + self.n_head_kv], axis=1)
+            q, k, v = np.split(rows, [n_head, n_head + self.n_head_kv], axis=1)
         else:
-            q = self.linear(x, f"blk.{layer}.attn_q").reshape(n, self.n_head, -1)
+            q = self.linear(x, f"blk.{layer}.attn_q").reshape(n, n_head, -1)
             k = self.linear(x, f"blk.{layer}.attn_k").reshape(n, self.n_head_kv, d)
             v = self.linear(x, f"blk.{layer}.attn_v").reshape(n, self.n_head_kv, d)
         # In qwen35 each head of queries comes with a gate of its output.
@@ -249,15 +269,15 @@ class Reference:
             k = self.norm(k, f"blk.{layer}.attn_k_norm")
         # Muse Glimmer's gate has a matrix of its own.
         if self.arch == "muse-glimmer":
-            gate = self.linear(x, f"blk.{layer}.attn_gate").reshape(n, self.n_head, d)
+            gate = self.linear(x, f"blk.{layer}.attn_gate").reshape(n, n_head, d)
         q = q * self._temperature(n)[:, None, None]
         k, v = self.rounded(k), self.rounded(v)
         unseen = np.triu(np.ones((n, n), dtype=bool), 1)
         if self._sees_a_window(layer):
             unseen |= np.tril(np.ones((n, n), dtype=bool), -self.window)
         sinks = self.weight(f"blk.{layer}.attn_sinks.weight")
-        out = np.empty((n, self.n_head, d))
-        for head in range(self.n_head):
+        out = np.empty((n, n_head, d))
+        for head in range(n_head):
             scores = q[:, head] @ k[:, head // group].T * self._score_factor()
             scores[unseen] = -np.inf
             if sinks is not None:
@@ -268,6 +288,11 @@ class Reference:
             out[:, head] = shares[:, :n] @ v[:, head // group]
         if gate.size:
             out = out * logistic(gate)
+        # Laguna's is softplus, of a number a head or a value
+        # (https://huggingface.co/poolside/Laguna-XS.2).
+        if self.arch == "laguna":
+            gate = self.linear(x, f"blk.{layer}.attn_gate").reshape(n, n_head, -1)
+            out = out * np.logaddexp(0.0, gate)
         return self.linear(out.reshape(n, -1), f"blk.{layer}.attn_output")
 
     def _delta_rule(self, layer: int, x: Array) -> Array:
@@ -332,7 +357,7 @@ class Reference:
         if self.arch in SIGMOID:
             shares = logistic(picked)
         shares /= shares.sum(axis=1, keepdims=True)
-        if self.arch == "glm4moe":
+        if self.arch in ("glm4moe", "laguna"):
             shares *= float(self.key("expert_weights_scale", 1.0))
         out = np.zeros_like(x)
         for expert in np.unique(chosen):
@@ -356,7 +381,7 @@ class Reference:
 
     def _shared_expert(self, layer: int, x: Array) -> Array | float:
         """Of qwen35moe and qwen3next: one that every row goes to, times the logistic function of
-        one number; of glm4moe the same without a factor."""
+        one number; of glm4moe and laguna the same without a factor."""
         if f"blk.{layer}.ffn_up_shexp.weight" not in self._tensors:
             return 0.0
         row = self.weight(f"blk.{layer}.ffn_gate_inp_shexp.weight")
@@ -393,9 +418,11 @@ class Reference:
 
     def norm(self, x: Array, name: str, eps: float | None = None) -> Array:
         """RMS norm of each part of a row that is as wide as the weight, by the file's epsilon where
-        it is none of the architecture's."""
+        it is none of the architecture's. Cohere's is of what a value differs from the mean."""
         weight = self.require(f"{name}.weight").astype(np.float64)
         parts = x.reshape(len(x), -1, weight.size)
+        if self.arch in COHERE:
+            parts = parts - parts.mean(axis=-1, keepdims=True)
         eps = self.eps if eps is None else eps
         result: Array = (normalized(parts, eps) * weight).reshape(x.shape)
         return result
@@ -413,15 +440,15 @@ class Reference:
         return weight
 
     def _rope(self, x: Array, rope: Rope) -> Array:
-        """Rotates the first `n_rot` numbers of each head; x is [n, heads, head_dim]."""
+        """Rotates as many numbers of each head as there are angles; x is [n, heads, head_dim]."""
         inv_freq, scale = rope
         angle = np.arange(len(x))[:, None, None] * inv_freq
         cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
-        half = self.n_rot // 2
+        half = len(inv_freq)
         if self.arch in INTERLEAVED:
-            first, second = slice(0, self.n_rot, 2), slice(1, self.n_rot, 2)
+            first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
         else:
-            first, second = slice(0, half), slice(half, self.n_rot)
+            first, second = slice(0, half), slice(half, 2 * half)
         out = x.copy()
         out[..., first] = x[..., first] * cos - x[..., second] * sin
         out[..., second] = x[..., first] * sin + x[..., second] * cos

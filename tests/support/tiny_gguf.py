@@ -16,7 +16,7 @@ CHAT_TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}\nsecond line
 #: What `write` knows.
 ARCHITECTURES = [
     *("llama", "qwen2", "qwen3", "gemma3", "granite", "muse-glimmer", "olmo2", "smollm3"),
-    *("ernie4_5", "seed_oss", "hunyuan-dense", "glm4", "exaone4", "phi3"),
+    *("ernie4_5", "seed_oss", "hunyuan-dense", "glm4", "exaone4", "phi3", "cohere2"),
 ]
 
 
@@ -54,6 +54,8 @@ def tensors(arch: str) -> Iterator[tuple[str, NDArray[Any]]]:
             shapes["ffn_up.weight"] = (2 * N_FF, N_EMBD)
         if arch == "seed_oss":
             shapes["post_attention_norm.weight"] = shapes.pop("ffn_norm.weight")
+        if arch == "cohere2":
+            del shapes["ffn_norm.weight"]
         if arch == "muse-glimmer":
             shapes |= {"attn_gate.weight": (n_q, N_EMBD)}
         if arch in ("qwen3", "gemma3", "muse-glimmer", "hunyuan-dense", "exaone4"):
@@ -87,13 +89,17 @@ def write(
     writer.add_head_count_kv(N_HEAD_KV)
     writer.add_rope_dimension_count(HEAD_DIM)
     writer.add_rope_freq_base(10_000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    if arch in ("gemma3", "muse-glimmer"):
+    if arch == "cohere2":
+        writer.add_layer_norm_eps(1e-5)
+    else:
+        writer.add_layer_norm_rms_eps(1e-5)
+    if arch in ("gemma3", "muse-glimmer", "cohere2"):
         writer.add_sliding_window(64)
     if arch == "granite":
         writer.add_logit_scale(8.0)
-    if arch == "muse-glimmer":
+    if arch in ("muse-glimmer", "cohere2"):
         writer.add_logit_scale(0.5)
+    if arch == "muse-glimmer":
         writer.add_final_logit_softcapping(30.0)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.thorough
 #: The real model's vocabulary as it is, and split as other families split theirs.
 PRE = [
     *("smollm", "gpt-2", "llama-bpe", "qwen2", "gpt-4o", "tekken", "default", "seed-coder"),
-    "deepseek-v3",
+    *("deepseek-v3", "laguna"),
 ]
 PUBLISHED = [
     *("gpt-2", "falcon", "llama-bpe", "llama-spm", "qwen2", "qwen35", "deepseek-llm"),

@@ -17,13 +17,13 @@ pytestmark = pytest.mark.thorough
 
 PRE = [
     *("gpt-2", "smollm", "llama-bpe", "qwen2", "qwen35", "gpt-4o", "tekken", "deepseek-llm"),
-    *("deepseek-coder", "falcon", "default", "seed-coder", "deepseek-v3"),
+    *("deepseek-coder", "falcon", "default", "seed-coder", "deepseek-v3", "laguna"),
 ]
 #: What llama.cpp cuts by general regular expressions. They recurse with every character of a word,
 #: and are slow: it is asked about some characters, a few at once.
 GENERAL = [
     *("gpt-4o", "tekken", "deepseek-llm", "deepseek-coder", "falcon", "seed-coder"),
-    "deepseek-v3",
+    *("deepseek-v3", "laguna"),
 ]
 #: In front of the character in question: a letter, a digit, a mark, spaces, an apostrophe.
 PROBES = ["a", "1", "!", " ", "\n", "'", "a ", "\t"]

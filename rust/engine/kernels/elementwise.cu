@@ -47,13 +47,16 @@ GLU(swiglu, swiglu_f32)
 GLU(geglu, geglu_f32)
 GLU(clamped_swiglu, clamped_swiglu_f32)
 
-// out = up / (1 + exp(-gate)), a number of the gate for `share` values each.
-KERNEL(sigmoid_mul, GluParams) {
-    each(p.n, [&](uint64_t i) {
-        const float gate = load_relaxed_f32(p.gate + (p.share == 1 ? i : i / p.share));
-        p.out[i] = mul_rn(load_relaxed_f32(p.up + i), finite_sigmoid_f32(gate));
-    });
-}
+// out = up / (1 + exp(-gate)); up ln(1 + exp(gate)); a number of the gate for `share` values each.
+#define GATE(name, f)                                                                  \
+    KERNEL(name, GluParams) {                                                          \
+        each(p.n, [&](uint64_t i) {                                                    \
+            const float gate = load_relaxed_f32(p.gate + (p.share == 1 ? i : i / p.share)); \
+            p.out[i] = mul_rn(load_relaxed_f32(p.up + i), f(gate));                    \
+        });                                                                            \
+    }
+GATE(sigmoid_mul, finite_sigmoid_f32)
+GATE(softplus_mul, softplus_f32)
 
 struct ScaleParams {
     float* x;

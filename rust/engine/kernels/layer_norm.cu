@@ -1,7 +1,7 @@
-// out[r] = (x[r] - mean) / sqrt(variance + eps) * weight + bias over rows of GROUP values; a block a row. In
-// place where out is x.
+// out[r] = (x[r] - mean) / sqrt(variance + eps) * weight + bias over rows of GROUP values, a bias of zeros
+// unless it HAS_BIAS; a block a row. In place where out is x.
 //
-// variant.cuh: GROUP, THREADS.
+// variant.cuh: GROUP, THREADS, HAS_BIAS.
 #include "common.cuh"
 #include "variant.cuh"
 #include "row.cuh"
@@ -10,7 +10,7 @@ struct Params {
     const float* x;
     float* out;
     const float* weight;  // [GROUP], both
-    const float* bias;
+    const float* bias;    // or null
     float eps;
     uint32_t rows;
 };
@@ -33,7 +33,7 @@ KERNEL_BOUNDS(layer_norm, Params, THREADS, 1) {
     SHARED float sums[N_SB], squares[N_SB];
     Row v = {}, weight = {}, bias = {};
     load_weight(weight, p.weight);
-    load_weight(bias, p.bias);
+    if constexpr (HAS_BIAS) load_weight(bias, p.bias);
     pdl_wait();
     pdl_trigger();
     const uint64_t base = static_cast<uint64_t>(blockIdx.x) * GROUP;

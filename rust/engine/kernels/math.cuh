@@ -86,11 +86,16 @@ DEVICE float soft_cap_f32(float x, float cap, float rate) {
     return x < 0.0f ? -y : y;
 }
 
-// exp(a ln(1 + exp(z))), where that is at most 1: how much of a state stays. NaN of an infinite z.
-DEVICE float decay_f32(float a, float z) {
+// ln(1 + exp(z)); NaN of an infinite z.
+DEVICE float softplus_f32(float z) {
     const float e = exp_down_f32(-fabsf(z));
     const float log = e < 0.4f ? ln_1p_reduced(e) : ln_f32(add_rn(1.0f, e));
-    const float exponent = mul_rn(a, add_rn(add_rn(z > 0.0f ? z : 0.0f, log), sub_rn(z, z)));
+    return add_rn(add_rn(z > 0.0f ? z : 0.0f, log), sub_rn(z, z));
+}
+
+// exp(a ln(1 + exp(z))), where that is at most 1: how much of a state stays. NaN of an infinite z.
+DEVICE float decay_f32(float a, float z) {
+    const float exponent = mul_rn(a, softplus_f32(z));
     return exponent > 0.0f ? 1.0f : exp_down_f32(exponent);
 }
 

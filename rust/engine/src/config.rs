@@ -69,14 +69,21 @@ impl Window {
     /// The tokens that a row of `layer` sees, where not all: of each pattern of layers, which has
     /// `period` where the file does not say, all but the last have the window.
     pub fn of(&self, layer: usize, period: usize) -> Option<usize> {
-        let but_last = |period: usize| {
-            // A period of 0 ends nowhere.
-            let next = layer.wrapping_add(1);
-            next.checked_rem(period) != Some(0)
-        };
+        self.but_where(layer, layer.wrapping_add(1), period)
+    }
+
+    /// The same where all but the first of a pattern have it.
+    pub fn of_but_first(&self, layer: usize, period: usize) -> Option<usize> {
+        self.but_where(layer, layer, period)
+    }
+
+    /// All but those of which `counted` is a multiple of the period.
+    fn but_where(&self, layer: usize, counted: usize, period: usize) -> Option<usize> {
+        // Of 0 none is.
+        let is_none = |period: usize| counted.checked_rem(period) != Some(0);
         let has = match &self.layers {
-            WindowLayers::Unsaid => but_last(period),
-            WindowLayers::Period(period) => but_last(*period),
+            WindowLayers::Unsaid => is_none(period),
+            WindowLayers::Period(period) => is_none(*period),
             WindowLayers::Each(layers) => layers.get(layer) == Some(&true),
         };
         has.then_some(self.tokens)
@@ -178,9 +185,11 @@ pub struct Config {
     pub n_ff: usize,
     /// By layer.
     pub n_ff_of: Vec<usize>,
+    /// The most of any layer, as the next.
     pub n_head: usize,
-    /// The most of any layer.
     pub n_head_kv: usize,
+    /// By layer.
+    pub n_head_of: Vec<usize>,
     /// By layer; 0 where a short convolution stands in the place of attention.
     pub n_head_kv_of: Vec<usize>,
     /// Width of one attention head (keys and values alike).
@@ -439,7 +448,9 @@ impl Config {
             found => keys.need("feed_forward_length", found, &format!("1 to {MOST}"))?,
         };
         let n_ff = n_ff_of.iter().copied().max().unwrap_or(0);
-        let n_head = need_uint!("attention.head_count", 1..=4096);
+        let n_head_of = keys.by_layer("attention.head_count", 1..=4096, n_layer)?;
+        let n_head_of = keys.need("attention.head_count", n_head_of, "1 to 4096")?;
+        let n_head = n_head_of.iter().copied().max().unwrap_or(1);
         let conv_taps = keys.uint("shortconv.l_cache", 2..=16)?;
         let least = usize::from(conv_taps.is_none());
         let n_head_kv_of = keys
@@ -453,8 +464,8 @@ impl Config {
                 "a layer that attends; models without one are not supported",
             ));
         }
-        let odd = |n: &&usize| **n > 0 && n_head.checked_rem(**n) != Some(0);
-        if let Some(n_head_kv) = n_head_kv_of.iter().find(odd) {
+        let odd = |(n_head, n): &(&usize, &usize)| **n > 0 && n_head.checked_rem(**n) != Some(0);
+        if let Some((n_head, n_head_kv)) = n_head_of.iter().zip(&n_head_kv_of).find(odd) {
             return Err(out_of_range(
                 format!("{arch}.attention.head_count_kv"),
                 n_head_kv,
@@ -537,6 +548,7 @@ impl Config {
             n_ff_of,
             n_head,
             n_head_kv,
+            n_head_of,
             n_head_kv_of,
             head_dim,
             n_vocab,

@@ -74,7 +74,7 @@ pub fn layer_norm(b: &mut Builder, x: BufferId, name: &str) -> Result<()> {
     b.push(Op::LayerNorm {
         x,
         weight,
-        bias,
+        bias: Some(bias),
         out: x,
         eps: b.config.rms_eps,
     });

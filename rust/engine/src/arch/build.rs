@@ -359,17 +359,19 @@ impl<'a> Builder<'a> {
         self.attended(layer, heads, out)
     }
 
-    /// The same with the logistic function of a gate as a factor before the product.
+    /// The same with what a gate lets through of it, before the product: `let_through` is the op of it, the
+    /// gate and where to.
     pub fn attend_gated(
         &mut self,
         layer: usize,
         heads: Heads,
         scores: Scores,
         gate: BufferId,
+        let_through: fn([BufferId; 3]) -> Op,
     ) -> Result<BufferId> {
         let x = self.attention(layer, heads, scores);
         let out = self.buffer("gated", heads.n_head * heads.kv.head_dim);
-        self.push(Op::SigmoidMul { x, gate, out });
+        self.push(let_through([x, gate, out]));
         self.attended(layer, heads, out)
     }
 
@@ -665,11 +667,16 @@ impl<'a> Builder<'a> {
 
     /// The same under a norm of this name.
     pub fn logits_under(mut self, norm: &str, x: BufferId) -> Result<Plan> {
+        let norm = self.norm(&format!("{norm}.weight"), self.config.n_embd)?;
+        self.logits_of(x, Some(norm))
+    }
+
+    /// The same under a norm, or of rows that are normalized.
+    pub fn logits_of(mut self, x: BufferId, norm: Option<Norm>) -> Result<Plan> {
         let c = self.config;
         let last = self.plan.add_buffer("last", c.n_embd, Rows::Out);
         let logits = self.plan.add_buffer("logits", c.n_vocab, Rows::Out);
         self.push(Op::SelectRows { x, out: last });
-        let norm = self.norm(&format!("{norm}.weight"), c.n_embd)?;
         let shape = [c.n_embd, c.n_vocab];
         let (weight, scale) = match self.optional("output.weight", &shape)? {
             Some(head) => (head, self.factor("output.scale", 1)?),
@@ -677,7 +684,7 @@ impl<'a> Builder<'a> {
         };
         self.push(Op::MatVec {
             x: last,
-            norm: Some(norm),
+            norm,
             weight,
             scale,
             bias: None,

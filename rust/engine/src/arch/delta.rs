@@ -70,7 +70,8 @@ impl<'a> Mixer<'a> {
         };
         b.norm_heads(layer, heads)?;
         b.rotate(heads, self.table, RopeStyle::Halves);
-        b.attend_gated(layer, heads, heads.scores(), gate)
+        let let_through = |[x, gate, out]: [BufferId; 3]| Op::SigmoidMul { x, gate, out };
+        b.attend_gated(layer, heads, heads.scores(), gate, let_through)
     }
 
     /// The gated delta rule over a short convolution of queries, keys and values; its heads,

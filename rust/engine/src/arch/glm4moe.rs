@@ -4,7 +4,7 @@
 use super::build::{Builder, Router};
 use crate::config::{Config, Experts};
 use crate::error::Result;
-use crate::plan::{Gating, Op, Plan, RopeStyle};
+use crate::plan::{BufferId, Gating, Op, Plan, RopeStyle};
 
 /// The norm before the feed-forward part: named as if it stood behind attention.
 const NORM: &str = "post_attention_norm";
@@ -20,11 +20,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
             n_ff_shared: Some(experts.n_ff * experts.n_shared),
             ..experts
         },
-        gating: match experts.gating {
-            Some(1) => Gating::Softmax,
-            Some(3) => Gating::SelectedSoftmax,
-            _ => Gating::Sigmoid,
-        },
+        gating: gating(&experts),
         renormalize: experts.renormalizes,
     };
     let table = b.rope_table(c.rope_dim, c.rope_base, &c.rope_scaling)?;
@@ -39,21 +35,42 @@ pub fn plan(config: &Config) -> Result<Plan> {
         b.rotate(heads, table, RopeStyle::Halves);
         let delta = b.attend(layer, heads, heads.scores())?;
         b.add(delta, x);
-        if layer < experts.n_layer_dense {
-            let delta = b.swiglu_under(layer, Some(NORM), x, c.n_ff)?;
-            b.add(delta, x);
-            continue;
-        }
-        let shared = match experts.n_shared {
-            0 => None,
-            _ => Some(b.shared_expert(layer, x, &router, false)?),
-        };
-        let delta = b.experts_by_bias(layer, x, &router)?;
-        b.add(delta, x);
-        if let Some(shared) = shared {
-            let delta = b.gate_shared(layer, shared)?;
-            b.add(delta, x);
-        }
+        feed_forward(&mut b, layer, x, &router, experts.n_shared > 0)?;
     }
     b.logits(x)
+}
+
+/// How logits become weights: by sigmoids, where the file does not say.
+pub fn gating(experts: &Experts) -> Gating {
+    match experts.gating {
+        Some(1) => Gating::Softmax,
+        Some(3) => Gating::SelectedSoftmax,
+        _ => Gating::Sigmoid,
+    }
+}
+
+/// Adds what a dense layer gives, or experts that a bias helps to choose and one that every row goes to.
+pub fn feed_forward(
+    b: &mut Builder,
+    layer: usize,
+    x: BufferId,
+    router: &Router,
+    is_shared: bool,
+) -> Result<()> {
+    if layer < router.experts.n_layer_dense {
+        let delta = b.swiglu_under(layer, Some(router.norm), x, b.config.n_ff)?;
+        b.add(delta, x);
+        return Ok(());
+    }
+    let shared = match is_shared {
+        true => Some(b.shared_expert(layer, x, router, false)?),
+        false => None,
+    };
+    let delta = b.experts_by_bias(layer, x, router)?;
+    b.add(delta, x);
+    if let Some(shared) = shared {
+        let delta = b.gate_shared(layer, shared)?;
+        b.add(delta, x);
+    }
+    Ok(())
 }

@@ -8,6 +8,7 @@ use crate::plan::{signature, Op, Plan};
 
 mod bert;
 mod build;
+mod cohere2;
 mod delta;
 mod exaone4;
 mod fused;
@@ -18,6 +19,7 @@ mod glm4moe;
 mod gpt_oss;
 mod granite;
 mod hunyuan_dense;
+mod laguna;
 mod lfm2;
 mod lfm2moe;
 mod llama;
@@ -182,6 +184,23 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "phi3",
         experts: false,
         plan: phi3::plan,
+    },
+    // Command R7B and Command A.
+    Architecture {
+        name: "cohere2",
+        experts: false,
+        plan: cohere2::plan,
+    },
+    // Aya calls itself so too.
+    Architecture {
+        name: "command-r",
+        experts: false,
+        plan: cohere2::plan_without_windows,
+    },
+    Architecture {
+        name: "laguna",
+        experts: true,
+        plan: laguna::plan,
     },
     Architecture {
         name: "bert",

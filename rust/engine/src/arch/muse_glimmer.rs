@@ -60,7 +60,8 @@ pub fn plan(config: &Config) -> Result<Plan> {
             window,
             ..heads.scores()
         };
-        let delta = b.attend_gated(layer, heads, scores, gate)?;
+        let let_through = |[x, gate, out]: [_; 3]| Op::SigmoidMul { x, gate, out };
+        let delta = b.attend_gated(layer, heads, scores, gate, let_through)?;
         b.norm_delta_by(layer, delta, "post_attention_norm", EPS_BEHIND)?;
         b.add(delta, x);
         let delta = b.swiglu(layer, x, c.n_ff)?;

@@ -553,5 +553,5 @@ pub trait Backend: Send {
 
 /// The error of a plan that has no hidden states.
 fn no_hidden() -> Error {
-    Error::Internal("a plan without a norm in front of its head".into())
+    Error::Internal("a plan that picks no rows for its head".into())
 }

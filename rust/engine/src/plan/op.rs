@@ -102,11 +102,11 @@ pub enum Op {
     /// the order of that of the squares in [`Op::RmsNorm`], by additions from zero; then `d = x - mean`;
     /// the variance is the sum of the squares of `d`, as there, by `width`. Then
     /// `f = 1 / sqrt(variance + eps)`, NaN where that is zero, and `fma(d * f, weight, bias)`, each step
-    /// rounded.
+    /// rounded; the bias is all 0 where there is none.
     LayerNorm {
         x: BufferId,
         weight: WeightId,
-        bias: WeightId,
+        bias: Option<WeightId>,
         out: BufferId,
         eps: f32,
     },
@@ -270,6 +270,13 @@ pub enum Op {
     /// than in `x[r]`, a divisor of theirs, each counts for as many consecutive values:
     /// `gate[r][c / (width of x / width of gate)]`. NaN where the gate is infinite, which 0 or 1 would hide.
     SigmoidMul {
+        x: BufferId,
+        gate: BufferId,
+        out: BufferId,
+    },
+    /// The same with `s` of the gate for its logistic function: softplus, as [`Op::DeltaNet`] states it
+    /// of `z`. NaN where the gate is infinite.
+    SoftplusMul {
         x: BufferId,
         gate: BufferId,
         out: BufferId,
@@ -461,7 +468,13 @@ impl Op {
                 out,
                 eps,
             } => Signature {
-                weights: vec![used(weight, Role::Scale), used(bias, Role::Shift)],
+                weights: [
+                    Some(used(weight, Role::Scale)),
+                    bias.map(|id| used(id, Role::Shift)),
+                ]
+                .into_iter()
+                .flatten()
+                .collect(),
                 constant: Some(Constant::Epsilon(eps)),
                 ..Signature::new("layer_norm", Over::Buffers, vec![read(x), replace(out)])
             },
@@ -547,6 +560,10 @@ impl Op {
             Op::SigmoidMul { x, gate, out } => {
                 let buffers = vec![read(x), read(gate).wide(Width::Share), write(out)];
                 Signature::new("sigmoid_mul", Over::Buffers, buffers)
+            }
+            Op::SoftplusMul { x, gate, out } => {
+                let buffers = vec![read(x), read(gate).wide(Width::Share), write(out)];
+                Signature::new("softplus_mul", Over::Buffers, buffers)
             }
             Op::Slice {
                 x,

@@ -261,7 +261,7 @@ impl Plan {
     }
 
     /// How a pass ends that gives hidden states instead of logits; none of a plan that picks no rows, or
-    /// picks them for a head without a norm.
+    /// does something else with them than the product of a head.
     pub fn hidden(&self) -> Option<Hidden> {
         let picks = |op: &Op| match op {
             Op::SelectRows { x, out } => Some((*x, *out)),
@@ -269,12 +269,12 @@ impl Plan {
         };
         let after = self.ops.iter().position(|op| picks(op).is_some())?;
         let (x, picked) = picks(self.ops.get(after)?)?;
-        let norm = self.ops[after..].iter().find_map(|op| match op {
-            Op::MatVec { x, norm, .. } if *x == picked => *norm,
-            _ => None,
-        });
-        let is_end = self.ops.len() == after + 1;
-        (norm.is_some() || is_end).then_some(Hidden { after, x, norm })
+        let norm = match self.ops.get(after + 1) {
+            Some(Op::MatVec { x, norm, .. }) if *x == picked => *norm,
+            Some(_) => return None,
+            None => None,
+        };
+        Some(Hidden { after, x, norm })
     }
 
     /// Whether rows see tokens behind them: such a model makes vectors of whole texts, and goes on from

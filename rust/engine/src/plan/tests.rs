@@ -442,7 +442,7 @@ const CASES: &[Case] = &[
         op: Op::LayerNorm {
             x: A,
             weight: ROW_NORM,
-            bias: ROW_NORM,
+            bias: Some(ROW_NORM),
             out: A,
             eps: 1e-5,
         },
@@ -453,6 +453,22 @@ const CASES: &[Case] = &[
         over: Over::Buffers,
         cache: (None, None),
         listed: "a = layer_norm(a, row_norm F32[64], bias row_norm F32[64], eps 1e-5)",
+    },
+    Case {
+        op: Op::LayerNorm {
+            x: A,
+            weight: ROW_NORM,
+            bias: None,
+            out: A,
+            eps: 1e-5,
+        },
+        inputs: &[A],
+        outputs: &[A],
+        overwritten: &[A],
+        weights: &[(ROW_NORM, Role::Scale)],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "a = layer_norm(a, row_norm F32[64], eps 1e-5)",
     },
     Case {
         op: Op::AddRow {

@@ -114,6 +114,15 @@ static TABLE: &[PreTokenizer] = &[
         split: |text, word| scan(text, |rest| llama3(rest, 1, class, is_newline), word),
     },
     PreTokenizer {
+        names: &["laguna"],
+        ignore_merges: false,
+        add_bos: false,
+        split: |text, word| {
+            let piece = |rest: &str| llama3(rest, 1, class, is_newline);
+            isolate(text, |c| c == '\n', &mut |line, _| scan(line, piece, word))
+        },
+    },
+    PreTokenizer {
         names: &["seed-coder"],
         ignore_merges: false,
         add_bos: false,

@@ -3,14 +3,14 @@ use onegraph::arch;
 use onegraph::config::{Config, TensorSpec};
 use onegraph::error::Kind;
 use onegraph::gguf::{Array, Gguf, Value};
-use onegraph::plan::{Gating, Op, RopeStyle};
+use onegraph::plan::{Gating, Op};
 use onegraph::quant;
 
 use crate::fixture::{tiny, Writer};
 use crate::load::load;
 use crate::{message, says};
 
-fn config(w: &Writer) -> onegraph::Result<Config> {
+pub fn config(w: &Writer) -> onegraph::Result<Config> {
     let gguf = Gguf::parse(&w.bytes())?;
     Config::new(&gguf, gguf.tensors.iter())
 }
@@ -88,7 +88,7 @@ fn windows_factors_and_caps_that_make_no_sense_are_refused() {
 }
 
 /// The bases of the tables of angles, the table of each rotation, the window of each layer.
-fn tables(w: &Writer) -> (Vec<f64>, Vec<usize>, Vec<Option<usize>>) {
+pub fn tables(w: &Writer) -> (Vec<f64>, Vec<usize>, Vec<Option<usize>>) {
     let plan = arch::plan(&config(w).unwrap()).unwrap();
     let rotation = |op: &Op| op.signature().rotation.map(|rotation| rotation.table);
     let bases = plan.ropes.iter().map(|r| r.inv_freq[1].powi(-2).round());
@@ -643,21 +643,6 @@ fn products_have_the_scales_that_the_file_has() {
 }
 
 #[test]
-fn exaone_4_rotates_layers_that_see_a_window_or_all_where_none_does() {
-    let rotated = |w: &Writer| {
-        let plan = arch::plan(&config(w).unwrap()).unwrap();
-        let rotates = |op: &&Op| matches!(op, Op::Rope { .. });
-        plan.ops.iter().filter(rotates).count()
-    };
-    let mut w = tiny("exaone4");
-    let pattern = Value::Array(Array::Bool(vec![true, false]));
-    w.set("exaone4.attention.sliding_window_pattern", pattern);
-    assert_eq!(rotated(&w), 2);
-    w.remove("exaone4.attention.sliding_window");
-    assert_eq!(rotated(&w), 4);
-}
-
-#[test]
 fn glm4moe_has_the_experts_that_its_file_says() {
     let routed = |w: &Writer| {
         let plan = arch::plan(&config(w).unwrap()).unwrap();
@@ -683,81 +668,4 @@ fn glm4moe_has_the_experts_that_its_file_says() {
     assert_eq!(routed(&w), ((Gating::Sigmoid, false, 2.5), 0));
     w.set("glm4moe.expert_gating_func", Value::U32(1));
     assert_eq!(routed(&w).0, (Gating::Softmax, false, 2.5));
-}
-
-#[test]
-fn phi_3_has_other_angles_in_contexts_that_may_be_long() {
-    let mut w = tiny("phi3");
-    let plan = arch::plan(&config(&w).unwrap()).unwrap();
-    let [table] = &plan.ropes[..] else {
-        panic!("{} tables", plan.ropes.len())
-    };
-    assert_eq!(table.scale, 1.25);
-    let name = |n_ctx| &plan.weight(table.factors_in(n_ctx).unwrap()).name[..];
-    assert_eq!(
-        [16, 17].map(name),
-        ["rope_factors_short.weight", "rope_factors_long.weight"]
-    );
-    assert_eq!([16, 17].map(|n_ctx| plan.is_long(n_ctx)), [false, true]);
-    w.tensors.retain(|t| t.name != "rope_factors_long.weight");
-    says(
-        &message(load(&w.bytes()), Kind::Model),
-        &["rope_factors_long.weight", "nothing"],
-    );
-    w.tensors.retain(|t| t.name != "rope_factors_short.weight");
-    let plan = arch::plan(&config(&w).unwrap()).unwrap();
-    assert_eq!(
-        (plan.ropes[0].factors_in(17), plan.ropes[0].scale),
-        (None, 1.0)
-    );
-}
-
-#[test]
-fn glm_4_rotates_halves_where_positions_have_parts() {
-    let style = |sections: Option<[i32; 4]>| {
-        let mut w = tiny("glm4");
-        if let Some(sections) = sections {
-            let sections = Value::Array(Array::I32(sections.to_vec()));
-            w.set("glm4.rope.dimension_sections", sections);
-        }
-        let plan = arch::plan(&config(&w).unwrap()).unwrap();
-        plan.ops.iter().find_map(|op| match op {
-            Op::Rope { style, .. } => Some(*style),
-            _ => None,
-        })
-    };
-    assert_eq!(style(None), Some(RopeStyle::Interleaved));
-    assert_eq!(style(Some([2, 0, 0, 0])), Some(RopeStyle::Interleaved));
-    assert_eq!(style(Some([1, 1, 0, 0])), Some(RopeStyle::Halves));
-}
-
-#[test]
-fn qwen3_next_has_its_heads_of_values_in_groups() {
-    let grouped = |w: &Writer| -> onegraph::Result<Option<bool>> {
-        let plan = arch::plan(&config(w)?)?;
-        Ok(plan.ops.iter().find_map(|op| match op {
-            Op::DeltaNet { grouped, .. } => Some(*grouped),
-            _ => None,
-        }))
-    };
-    let mut w = tiny("qwen3next");
-    assert_eq!(grouped(&w), Ok(Some(true)));
-    assert_eq!(grouped(&tiny("qwen35moe")), Ok(Some(false)));
-    // What early converters wrote is another order of the same numbers.
-    w.tensors.retain(|t| {
-        !matches!(
-            t.name.as_str(),
-            "blk.0.attn_qkv.weight" | "blk.0.attn_gate.weight"
-        )
-    });
-    w.tensor("blk.0.ssm_in.weight", &[8, 96], 1);
-    let text = message(load(&w.bytes()), Kind::Model);
-    says(
-        &text,
-        &[
-            "blk.0.ssm_in.weight",
-            "early converter",
-            "fetch the model again",
-        ],
-    );
 }

@@ -185,16 +185,36 @@ pub fn tiny(arch: &str) -> Writer {
     }
     let has_delta = arch.starts_with("qwen35") || arch == "qwen3next";
     let has_shared = matches!(arch, "qwen35moe" | "qwen3next");
-    let has_experts = arch.ends_with("moe") || arch == "gpt-oss" || has_shared;
+    let has_experts = arch.ends_with("moe") || matches!(arch, "gpt-oss" | "laguna") || has_shared;
     if has_experts {
         for (key, n) in [("count", 3), ("used_count", 2), ("feed_forward_length", 6)] {
             w.set(&format!("{arch}.expert_{key}"), Value::U32(n));
         }
     }
-    let eps = format!("{arch}.attention.layer_norm_rms_epsilon");
+    let is_cohere = matches!(arch, "cohere2" | "command-r");
+    let norm = if is_cohere {
+        "layer_norm"
+    } else {
+        "layer_norm_rms"
+    };
+    let eps = format!("{arch}.attention.{norm}_epsilon");
     w.set(&eps, Value::F32(1e-5));
+    if is_cohere {
+        w.set(&format!("{arch}.logit_scale"), Value::F32(0.25));
+        let scaling = format!("{arch}.rope.scaling.type");
+        w.set(&scaling, Value::String("none".into()));
+    }
     w.set(&format!("{arch}.rope.freq_base"), Value::F32(10_000.0));
-    if has_shared {
+    let is_laguna = arch == "laguna";
+    if is_laguna {
+        // The layer that sees a window has more heads.
+        let heads = Value::Array(Array::I32(vec![2, 3]));
+        w.set("laguna.attention.head_count", heads);
+        w.set("laguna.attention.key_length", Value::U32(4));
+        w.set("laguna.rope.dimension_count_swa", Value::U32(2));
+        w.set("laguna.rope.freq_base_swa", Value::F32(500.0));
+    }
+    if has_shared || is_laguna {
         let key = format!("{arch}.expert_shared_feed_forward_length");
         w.set(&key, Value::U32(10));
     }
@@ -213,7 +233,10 @@ pub fn tiny(arch: &str) -> Writer {
         let cap = "muse-glimmer.final_logit_softcapping";
         w.set(cap, Value::F32(30.0));
     }
-    if matches!(arch, "muse-glimmer" | "olmo2" | "exaone4") {
+    if matches!(
+        arch,
+        "muse-glimmer" | "olmo2" | "exaone4" | "cohere2" | "laguna"
+    ) {
         let window = format!("{arch}.attention.sliding_window");
         w.set(&window, Value::U32(4));
     }
@@ -244,7 +267,7 @@ pub fn tiny(arch: &str) -> Writer {
         let heads = Value::Array(Array::I32(vec![0, 1]));
         w.set(&format!("{arch}.attention.head_count_kv"), heads);
     }
-    let has_bias = matches!(arch, "lfm2moe" | "glm4moe");
+    let has_bias = matches!(arch, "lfm2moe" | "glm4moe" | "laguna");
     if has_bias {
         let dense = format!("{arch}.leading_dense_block_count");
         w.set(&dense, Value::U32(1));
@@ -301,14 +324,18 @@ pub fn tiny(arch: &str) -> Writer {
             t("attn_output", &[8, 8], F16);
         } else {
             // Queries with a gate each are twice as wide.
-            t("attn_q", &[8, if has_delta { 16 } else { 8 }], F16);
+            let heads = if is_laguna && layer == 1 { 3 } else { 2 };
+            t("attn_q", &[8, if has_delta { 16 } else { 4 * heads }], F16);
             t("attn_k", &[8, 4], F16);
             if arch != "gemma4" {
                 t("attn_v", &[8, 4], F16);
             }
-            t("attn_output", &[8, 8], F16);
+            t("attn_output", &[4 * heads, 8], F16);
             if arch == "muse-glimmer" {
                 t("attn_gate", &[8, 8], F16);
+            }
+            if is_laguna {
+                t("attn_gate", &[8, heads], F16);
             }
         }
         match arch {
@@ -316,7 +343,7 @@ pub fn tiny(arch: &str) -> Writer {
                 t("attn_sinks", &[2], F32);
                 t("post_attention_norm", &[8], F32);
             }
-            "olmo2" | "exaone4" => {}
+            "olmo2" | "exaone4" | "cohere2" | "command-r" => {}
             "seed_oss" | "glm4moe" => t("post_attention_norm", &[8], F32),
             _ if has_delta => t("post_attention_norm", &[8], F32),
             _ => t("ffn_norm", &[8], F32),
@@ -331,8 +358,10 @@ pub fn tiny(arch: &str) -> Writer {
                 t("ffn_up_shexp", &[8, 6], F16);
                 t("ffn_down_shexp", &[6, 8], F16);
             }
-            if has_shared {
-                t("ffn_gate_inp_shexp", &[8], F32);
+            if has_shared || is_laguna {
+                if has_shared {
+                    t("ffn_gate_inp_shexp", &[8], F32);
+                }
                 t("ffn_gate_shexp", &[8, 10], F16);
                 t("ffn_up_shexp", &[8, 10], F16);
                 t("ffn_down_shexp", &[10, 8], F16);
@@ -353,7 +382,10 @@ pub fn tiny(arch: &str) -> Writer {
         }
         let norms_heads = arch.starts_with("qwen3") || convolves && layer == 1;
         let always = arch.starts_with("gemma")
-            || matches!(arch, "muse-glimmer" | "hunyuan-dense" | "exaone4");
+            || matches!(
+                arch,
+                "muse-glimmer" | "hunyuan-dense" | "exaone4" | "laguna"
+            );
         if norms_heads && !recurs || always {
             t("attn_q_norm", &[4], F32);
             t("attn_k_norm", &[4], F32);

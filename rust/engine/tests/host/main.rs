@@ -6,6 +6,7 @@ mod damage;
 mod families;
 #[path = "../../../../tests/fuzz/src/lib.rs"]
 mod fuzz;
+mod heads;
 mod held;
 mod hostile;
 mod info;

@@ -197,6 +197,8 @@ fn norms_of_rows_are_part_of_the_products() {
             }
             // Norms stand behind its blocks alone.
             "olmo2" | "exaone4" => (None, None),
+            // Whose mean is taken away, in one for both blocks.
+            "cohere2" | "command-r" => (None, None),
             _ => (Some("attn_norm.weight"), Some("ffn_norm.weight")),
         };
         let dense = [
@@ -210,7 +212,7 @@ fn norms_of_rows_are_part_of_the_products() {
             (ffn, "ffn_up_exps.weight"),
             (None, "ffn_down_exps.weight"),
         ];
-        let is_shared = matches!(arch.name, "qwen35moe" | "qwen3next" | "glm4moe");
+        let is_shared = matches!(arch.name, "qwen35moe" | "qwen3next" | "glm4moe" | "laguna");
         let shared: &[_] = &[
             (ffn, "ffn_gate_shexp.weight"),
             (ffn, "ffn_up_shexp.weight"),
@@ -218,7 +220,7 @@ fn norms_of_rows_are_part_of_the_products() {
             (ffn, "ffn_gate_inp_shexp.weight"),
         ];
         // Which not all have.
-        let shared = if arch.name == "glm4moe" {
+        let shared = if matches!(arch.name, "glm4moe" | "laguna") {
             &shared[..2]
         } else {
             shared
@@ -238,7 +240,8 @@ fn norms_of_rows_are_part_of_the_products() {
             (attn, "attn_gate.weight"),
             (None, "attn_output.weight"),
         ];
-        attention.retain(|(_, name)| arch.name == "muse-glimmer" || *name != "attn_gate.weight");
+        let is_gated = matches!(arch.name, "muse-glimmer" | "laguna");
+        attention.retain(|(_, name)| is_gated || *name != "attn_gate.weight");
         if arch.name == "phi3" {
             attention.splice(..3, [(attn, "attn_qkv.weight")]);
         }
@@ -249,7 +252,8 @@ fn norms_of_rows_are_part_of_the_products() {
             true => "token_embd_norm.weight",
             false => "output_norm.weight",
         };
-        let head = [(Some(last), "token_embd.weight")];
+        let last = Some(last).filter(|_| !matches!(arch.name, "cohere2" | "command-r"));
+        let head = [(last, "token_embd.weight")];
         let wanted = [&attention, &feed_forward[..], &head].concat();
         // The last layer and what follows it.
         assert!(products.ends_with(&wanted), "{products:?}");

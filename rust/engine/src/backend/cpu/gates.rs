@@ -61,6 +61,29 @@ impl Gate for Sigmoid {
     }
 }
 
+/// [`crate::plan::Op::SoftplusMul`].
+pub struct Softplus;
+
+impl Gate for Softplus {
+    #[inline(always)]
+    fn of(gate: f32, x: f32) -> f32 {
+        x * softplus(gate)
+    }
+}
+
+/// `ln(1 + exp(z))`, as [`crate::plan::Op::DeltaNet`] states it: NaN of an infinite `z`.
+#[inline(always)]
+pub fn softplus(z: f32) -> f32 {
+    let e = exp_down(-z.abs());
+    let log = if e < 0.4 {
+        math::ln_1p_reduced(e)
+    } else {
+        math::ln(1.0 + e)
+    };
+    let positive = if z > 0.0 { z } else { 0.0 };
+    positive + log + nothing(z)
+}
+
 /// `1 / (1 + exp(-z))`, as [`crate::plan::Op::SwiGlu`] states it.
 #[inline(always)]
 pub fn sigmoid(z: f32) -> f32 {

@@ -8,7 +8,7 @@ mod products;
 use std::sync::Arc;
 
 use super::experts::{self, Gathered};
-use super::gates::{ClampedSwiGlu, Gate, GeGlu, Gelu, Sigmoid, SoftCap, SwiGlu};
+use super::gates::{ClampedSwiGlu, Gate, GeGlu, Gelu, Sigmoid, SoftCap, Softplus, SwiGlu};
 use super::heads::Attention;
 use super::kv::KvCache;
 use super::matvec::Scratch;
@@ -349,7 +349,8 @@ impl Interpreter {
                 if x != out {
                     normed.copy_from_slice(&self.buffers[x.0]);
                 }
-                let (weight, bias) = (self.vector(*weight)?, self.vector(*bias)?);
+                let weight = self.vector(*weight)?;
+                let bias = bias.map(|id| self.vector(id)).transpose()?;
                 let (level, eps) = (self.level, *eps);
                 rowwise::each_row(&mut normed, weight.len(), |_, values| {
                     let norm = LayerNorm {
@@ -431,6 +432,7 @@ impl Interpreter {
             Op::GeGlu { gate, up, out } => self.gated::<GeGlu>([*gate, *up, *out]),
             Op::ClampedSwiGlu { gate, up, out } => self.gated::<ClampedSwiGlu>([*gate, *up, *out]),
             Op::SigmoidMul { x, gate, out } => self.gated::<Sigmoid>([*gate, *x, *out]),
+            Op::SoftplusMul { x, gate, out } => self.gated::<Softplus>([*gate, *x, *out]),
             Op::Slice {
                 x,
                 out,

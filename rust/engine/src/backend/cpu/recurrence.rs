@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::gates::{exp_down, finite_sigmoid, nothing, sigmoid};
+use super::gates::{exp_down, finite_sigmoid, sigmoid, softplus};
 use super::reserve::filled;
 use super::rowwise::{root_factor, sum_of_squares};
 use super::simd::{self, Isa, Level, Task};
@@ -11,7 +11,6 @@ use crate::backend::storage::check_bytes;
 use crate::backend::{check_state, not_below, Batch, ROUND_ROWS};
 use crate::error::{Error, Result};
 use crate::plan::{Op, Plan};
-use crate::sampler::math;
 
 /// Most numbers of a head of the delta rule.
 pub const MOST_HEAD_DIM: usize = 256;
@@ -441,16 +440,8 @@ impl DeltaNet<'_> {
     #[inline(always)]
     fn gates(&self, row: usize, head: usize) -> (f32, f32) {
         let at = row * self.n_head + head;
-        let z = self.alpha[at] + self.dt[head];
-        let e = exp_down(-z.abs());
-        let log = if e < 0.4 {
-            math::ln_1p_reduced(e)
-        } else {
-            math::ln(1.0 + e)
-        };
-        // Of an infinite z none: a state that stays whole, or not at all, would hide it.
-        let s = if z > 0.0 { z } else { 0.0 } + log + nothing(z);
-        let exponent = self.a[head] * s;
+        // Of an infinite sum none: a state that stays whole, or not at all, would hide it.
+        let exponent = self.a[head] * softplus(self.alpha[at] + self.dt[head]);
         let g = if exponent > 0.0 {
             1.0
         } else {

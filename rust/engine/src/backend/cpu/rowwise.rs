@@ -50,9 +50,9 @@ impl Task for RmsNorm<'_> {
 /// Normalizes a row in place, as [`crate::plan::Op::LayerNorm`] states it.
 pub struct LayerNorm<'a> {
     pub values: &'a mut [f32],
-    /// As many, both.
+    /// As many, both; no bias is one of zeros.
     pub weight: &'a [f32],
-    pub bias: &'a [f32],
+    pub bias: Option<&'a [f32]>,
     pub eps: f32,
 }
 
@@ -65,9 +65,14 @@ impl Task for LayerNorm<'_> {
         let mean = chained(self.values, |v, sum| v + sum) / n;
         self.values.iter_mut().for_each(|v| *v -= mean);
         let factor = factor(self.values, self.eps);
-        let vectors = self.weight.iter().zip(self.bias);
-        for (v, (weight, bias)) in self.values.iter_mut().zip(vectors) {
-            *v = (*v * factor).mul_add(*weight, *bias);
+        let weighted = self.values.iter_mut().zip(self.weight);
+        match self.bias {
+            Some(bias) => {
+                for ((v, weight), bias) in weighted.zip(bias) {
+                    *v = (*v * factor).mul_add(*weight, *bias);
+                }
+            }
+            None => weighted.for_each(|(v, weight)| *v = (*v * factor).mul_add(*weight, 0.0)),
         }
     }
 }

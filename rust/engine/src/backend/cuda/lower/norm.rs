@@ -40,7 +40,7 @@ constants! {
 
     /// layer_norm.cu
     struct LayerNormVariant in LAYER_NORM {
-        row: RowConstants,
+        row: RowConstants, has_bias: bool,
     }
 
     /// rms_norm_pair.cu
@@ -95,11 +95,11 @@ pub fn rms_norm(
     launch(l, x, by, group, (out, End::Store), pass)
 }
 
-/// The launch of [`Op::LayerNorm`](crate::plan::Op::LayerNorm), by a weight and a bias.
+/// The launch of [`Op::LayerNorm`](crate::plan::Op::LayerNorm), by a weight and a bias or none.
 pub fn layer_norm(
     l: &Lowering,
     [x, out]: [BufferId; 2],
-    [weight, bias]: [WeightId; 2],
+    (weight, bias): (WeightId, Option<WeightId>),
     eps: f32,
     pass: &Pass,
 ) -> Result<Spec> {
@@ -109,7 +109,7 @@ pub fn layer_norm(
         x: l.source(x, pass),
         out: l.address(out),
         weight: l.vector(Some(weight))?,
-        bias: l.vector(Some(bias))?,
+        bias: l.vector(bias)?,
         eps,
         rows,
     };
@@ -117,6 +117,7 @@ pub fn layer_norm(
     let threads = threads(group, 3);
     let variant = LayerNormVariant {
         row: RowConstants { group, threads },
+        has_bias: bias.is_some(),
     };
     let grid = [rows, 1, 1];
     Ok(Spec::new(

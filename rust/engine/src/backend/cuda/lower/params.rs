@@ -224,7 +224,7 @@ shared! {
     pub struct LayerNorm = "Params" {
         /// `[rows][GROUP]` f32.
         pub x: u64, pub out: u64,
-        /// `[GROUP]` f32, both.
+        /// `[GROUP]` f32, both; the bias may be 0.
         pub weight: u64,
         pub bias: u64,
         pub eps: f32, pub rows: u32,

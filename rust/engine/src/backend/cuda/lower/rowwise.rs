@@ -234,7 +234,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             bias,
             out,
             eps,
-        } => norm::layer_norm(l, [x, out], [weight, bias], eps, pass)?,
+        } => norm::layer_norm(l, [x, out], (weight, bias), eps, pass)?,
         Op::AddRow { x, table, row } => {
             let (n, width) = (l.elements(x, pass), l.plan.buffer(x).width);
             let params = AddRow {
@@ -309,6 +309,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
         }
         Op::ClampedSwiGlu { gate, up, out } => glu(l, "clamped_swiglu", [gate, up, out], pass),
         Op::SigmoidMul { x, gate, out } => glu(l, "sigmoid_mul", [gate, x, out], pass),
+        Op::SoftplusMul { x, gate, out } => glu(l, "softplus_mul", [gate, x, out], pass),
         Op::Slice {
             x,
             out,
