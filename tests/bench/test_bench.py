@@ -111,7 +111,7 @@ def test_a_prompt_behind_a_depth_is_timed_by_itself(cli, tiny: Path) -> None:
 def test_graph_and_eager_are_one_without_a_card(cli, tiny: Path) -> None:
     done = cli("bench", tiny, *SMALL, "--graph", "--eager", "-o", "jsonl")
     assert done.returncode == 0
-    assert "--graph --eager: they are one on the CPU, which is measured once" in done.stderr
+    assert "--graph --eager: both are the same on the CPU, which is measured once" in done.stderr
     assert [json.loads(r)["mode"] for r in done.stdout.splitlines()] == ["cpu", "cpu"]
 
 
@@ -152,7 +152,7 @@ def test_the_chart_is_drawn(cli, tiny: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     chart = tmp_path / "chart.svg"
     done = cli("bench", tiny, *SMALL, "--plot", chart)
-    assert done.returncode == 0 and done.stderr == f"drew {chart}\n"
+    assert done.returncode == 0 and done.stderr == f"wrote {chart}\n"
     assert "<svg" in chart.read_text()
 
 

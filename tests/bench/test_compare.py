@@ -72,7 +72,7 @@ def test_llama_cpp_is_raced_and_a_missing_engine_is_reported(cli, smollm2, tmp_p
     assert theirs["check"]["first_choice_agreement"] >= 0.9
     assert f"ollama does not answer at http://{nobody}" in missing["failure"]
     assert "https://ollama.com" in missing["failure"] and missing["samples_ts"] == []
-    assert "ollama: not raced" in done.stderr
+    assert "ollama: not measured" in done.stderr
     assert chart.read_bytes().startswith(b"\x89PNG")
 
 
@@ -85,7 +85,7 @@ def test_missing_engines_are_said_before_anything_is_loaded(cli, tmp_path: Path)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"ollama is missing: ollama does not answer at http://{nobody}" in done.stderr
     assert "llama-bench is missing: llama-bench is not on PATH: get llama.cpp" in done.stderr
-    assert "Error: no other engine is here: see above for how to get one" in done.stderr
+    assert "Error: no other engine was found: see above for how to get one" in done.stderr
     assert "no such model" not in done.stderr
     if importlib.util.find_spec("xllamacpp"):
         # Another is here: what is missing is said first, and then the model is.
@@ -114,7 +114,7 @@ def test_a_race_in_the_terminal_is_a_table_and_notes(cli, smollm2: Path) -> None
     assert "agrees " in rows["output"] and "KL " in rows["output"]
     assert f"- onegraph {onegraph.__version__} (" in notes
     assert "xllamacpp, pp24+tg8: no ratio: one round has no spread; give more by -r" in notes
-    assert "- ollama: not raced: ollama does not answer" in notes
+    assert "- ollama: not measured: ollama does not answer" in notes
 
 
 @pytest.mark.parametrize(

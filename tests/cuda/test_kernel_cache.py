@@ -178,7 +178,7 @@ sys.exit(main(sys.argv[1:]))
     assert len(list(folder.iterdir())) == len(sizes) - len(large)
     lacks = f"error: --compile: {len(large)} of {len(sizes)} kernels for sm_90 could"
     assert lacks in done.stderr
-    assert re.search(rf"to {tmp_path}/kernels, where \d+ MB are free; make room", done.stderr)
+    assert re.search(rf"to {tmp_path}/kernels, where \d+ MB are free; free some space", done.stderr)
 
 
 RUN = [sys.executable, "-m", "onegraph", "run", "--raw", "--device", "cuda", "--n-ctx", "64"]
