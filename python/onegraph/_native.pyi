@@ -556,5 +556,4 @@ class Rendering:
         """
 
     def before(self, mark: str) -> Rendering | None:
-        """The part before the last `mark` that came from the arguments; None if there is none.
-        """
+        """The part before the last `mark` that came from the arguments; None if there is none."""

@@ -49,8 +49,8 @@ class ToolCall:
         """
         if self._function is None:
             raise ArgumentError(
-                f"tool {self.name!r}: no function of this name was among the tools; tell the model "
-                "by reply(), or run what was offered as a dict yourself"
+                f"tool {self.name!r}: no function of this name was offered; tell the model "
+                "with reply(), or run it yourself if it was offered as a dict"
             )
         from onegraph.functions import call
 

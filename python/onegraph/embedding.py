@@ -239,7 +239,7 @@ class Embeds(Loaded):
         }
         if options["pooling"] == "rank":
             raise arguments.refused(
-                "pooling", "rank", "must be last, mean or cls; rank gives scores"
+                "pooling", "rank", "must be last, mean or cls; use rank() for scores"
             )
         cut = arguments.flag("truncate", truncate)
         if pooling is None:
@@ -285,5 +285,5 @@ class Embeds(Loaded):
             return np.empty((len(texts.ids), width), dtype=np.float32)
         except MemoryError as e:
             raise OutOfMemoryError(
-                f"vectors of {len(texts.ids)} texts: {e}; ask for fewer at a time"
+                f"vectors of {len(texts.ids)} texts: {e}; embed fewer at a time"
             ) from e

@@ -386,7 +386,7 @@ class Generates(Loaded):
         """What `generate` asks for. `parse_special` lets texts spell control tokens."""
         _native.check_sampling(options)  # said before anything is made tokens
         if (budget := options["thinking_token_budget"]) is not None:
-            expected = "what of a prompt's text is reasoning is not known; use chat"
+            expected = "only chat knows which text is reasoning; use it"
             raise arguments.refused("thinking_token_budget", budget, expected)
         many = batch("prompt", prompt)
         count = _outputs(n)
@@ -408,9 +408,7 @@ class Generates(Loaded):
             each = Ask(ids, options, name, front, is_chat=False)
             asks += _repeated(each, count)
         if echo and options["constraint"]:
-            raise ArgumentError(
-                "echo = True: a text that is held to a form has no prompt in front of it"
-            )
+            raise ArgumentError("echo = True: cannot be combined with structured output")
         self._compile(asks)
         return Job(asks, many is not None, n)
 
@@ -429,7 +427,9 @@ class Generates(Loaded):
         """
         tokenizer = self._tokenizer
         if tokenizer.infill_ids is None:
-            expected = "this model has no tokens for filling a gap; leave it out, or take a coder"
+            expected = (
+                "this model has no fill-in-the-middle tokens; leave it out, or use a coding model"
+            )
             raise arguments.refused("suffix", suffix, expected)
         before, behind, middle = tokenizer.infill_ids
         encode = functools.partial(self._engine.encode, add_special=False)
@@ -588,14 +588,14 @@ class Generates(Loaded):
             return self._read_template(given)
         if self._engine.looks_ahead:
             raise ModelError(
-                f"{self.path.name}: the model is an encoder, which sees a whole text at once and "
-                "goes on from none; embed makes vectors of texts with it"
+                f"{self.path.name}: the model is an encoder, which cannot generate text; use "
+                "embed for vectors of texts"
             )
         template = self.chat_template
         if template is None:
             raise ModelError(
-                f"{self.path.name} has no chat template: use generate, or a model that was "
-                "trained to chat; chat_template= takes a template from elsewhere"
+                f"{self.path.name} has no chat template: use generate, a model "
+                "trained to chat, or pass chat_template="
             )
         return template
 
@@ -718,10 +718,10 @@ def _check_several(name: str, given: Any, part: type, stream: Any, n: int | None
     """That results can be given as they end: of several, where one is a text or begins with a
     `part`."""
     if arguments.flag("stream", stream) or n is not None:
-        raise ArgumentError("as_completed = True: goes with neither stream nor n")
+        raise ArgumentError("as_completed = True: cannot be combined with stream or n")
     is_one = isinstance(given, str | Mapping) or not isinstance(given, Iterable)
     if is_one or (arguments.is_sequence(given) and len(given) and isinstance(given[0], part)):
-        raise ArgumentError(f"as_completed = True: {name} is one alone; give a list of several")
+        raise ArgumentError(f"as_completed = True: {name} is a single one; pass a list")
 
 
 def _offered(tools: Any, choice: Any, tool_format: Any) -> Offered:

@@ -162,7 +162,7 @@ class GraphVerification:
 
 @dataclass(frozen=True)
 class Moment:
-    """A point in a kernel's blocks during a replay: microseconds from the first stamp of the step."""
+    """A point in a kernel's blocks during a replay: microseconds from the step's first stamp."""
 
     #: "begun"; "asked": the first weights, keys or values were requested; "waited": the preceding
     #: kernel has ended; "ready": activations are loaded; "summed": the block's own sums are done;

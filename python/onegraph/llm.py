@@ -194,12 +194,13 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
             logger.debug("load, side by side: %s %.2f s", part, seconds)
         if reason := self._engine.unkept_kernels:
             logger.warning(
-                "compiled kernels are not kept, so the next load compiles them again: %s", reason
+                "compiled kernels could not be cached, so the next load compiles them again: %s",
+                reason,
             )
         if self._engine.n_ctx < self._engine.wanted_ctx:
             logger.warning(
-                "the card's memory holds a context of %d tokens, not %d; "
-                "a smaller max_batch leaves room for longer ones",
+                "GPU memory holds a context of %d tokens, not %d; "
+                "a smaller max_batch leaves room for a longer one",
                 self._engine.n_ctx,
                 self._engine.wanted_ctx,
             )
@@ -235,7 +236,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         form = {"schema": schema, "regex": regex, "grammar": grammar, "choice": choice}
         constraint = structured.constraint(form)
         if constraint is None:
-            raise ArgumentError(f"one of {', '.join(form)} is needed")
+            raise ArgumentError(f"give one of {', '.join(form)}")
         self._engine.check_open()
         return self._engine.fits(arguments.text("text", text), constraint)
 
@@ -256,7 +257,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
             out = np.empty((len(tokens), self.n_vocab), dtype=np.float32)
         except MemoryError as e:
             raise OutOfMemoryError(
-                f"logits of {len(tokens)} tokens: {e}; ask for fewer at a time"
+                f"logits of {len(tokens)} tokens: {e}; use fewer at a time"
             ) from e
         self._engine.logits(tokens, by, out.reshape(-1))
         self._say_saturated()
@@ -469,7 +470,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
 
     def __call__(self, *_args: Any, **_given: Any) -> NoReturn:
         raise TypeError(
-            "an LLM is not callable: llm.generate goes on from a prompt, llm.chat answers "
+            "an LLM is not callable: llm.generate continues a prompt, llm.chat answers "
             f"a conversation; {foreign.answer('llm', is_keyword=False)}"
         )
 

@@ -80,7 +80,7 @@ class Generate:
         """Loads the model."""
         if (prompt is None) == (messages is None):
             raise ArgumentError(
-                f"prompt = {prompt!r}, messages = {messages!r}: name the one column to answer"
+                f"prompt = {prompt!r}, messages = {messages!r}: set exactly one of them to a column"
             )
         if errors not in ("column", "raise"):
             raise arguments.refused("errors", errors, 'must be "column" or "raise"')
@@ -104,14 +104,14 @@ class Generate:
             )
         if self._column not in batch:
             raise ArgumentError(
-                f"column {self._column!r}: is not in the batch, which has {', '.join(batch)}"
+                f"column {self._column!r}: not in the batch, which has {', '.join(batch)}"
             )
         # Ray calls it in a thread without a loop.
         answers = asyncio.run(self._answers([plain(each) for each in batch[self._column]]))
         new = {self._prefix + name: column for name, column in columns(answers).items()}
         if taken := [name for name in new if name in batch]:
             raise ArgumentError(
-                f"column {taken[0]!r}: is in the batch already; give the new ones a prefix"
+                f"column {taken[0]!r}: is already in the batch; set prefix= for the new columns"
             )
         if wrong := [each for each in answers if isinstance(each, Error)]:
             logger.warning(
@@ -186,7 +186,7 @@ def app(args: Mapping[str, Any]) -> Application:
 
     given = {name: value if name == "model" else _read(value) for name, value in args.items()}
     if not given.get("model"):
-        raise ArgumentError("model: is missing; give model=REFERENCE")
+        raise ArgumentError("model: missing; pass model=REFERENCE")
     model = arguments.text("model", given.pop("model"))
     on_cpu = given.get("device") == "cpu"
     max_batch = arguments.integer("max_batch", given.get("max_batch", 8))
@@ -200,7 +200,7 @@ def app(args: Mapping[str, Any]) -> Application:
     for each in given:
         if each not in (*LOADING, *SERVING):
             known = ", ".join([*OF_RAY, *LOADING, *SERVING])
-            raise ArgumentError(f"{each}: is no argument of this application, which takes {known}")
+            raise ArgumentError(f"{each}: is not an argument of this application; it takes {known}")
     load = {each: value for each, value in given.items() if each in LOADING}
     serving = {each: value for each, value in given.items() if each in SERVING}
 

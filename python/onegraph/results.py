@@ -75,7 +75,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A token of a text passed to `LLM.score`. For the first token, only its id and text are known."""
+    """A token of a text passed to `LLM.score`. The first has only its id and text."""
 
     token_id: int
     #: Natural logarithm of its probability given the tokens before it.

@@ -84,8 +84,8 @@ MEANING: Mapping[str, str] = {
     "logprobs": "return the log-probability of each token and of this many best ones, 0 to 100",
     "ignore_eos": "continue past tokens that end a text",
     "prompt_lookup_num_tokens": "draft up to this many tokens per step, 0 to 31, from where the "
-    "text's last tokens occurred before, and keep those that are right: the same result, faster for "
-    "text that repeats itself; see `onegraph help prompt-lookup`",
+    "text's last tokens occurred before, and keep those that are right: the same result, faster if "
+    "the text repeats itself; see `onegraph help prompt-lookup`",
     "schema": "make the text JSON that matches a type (a Pydantic model, a dataclass, `list[int]`) "
     "or a JSON schema; `Result.parsed` is its value. Only one of this and the next three may be "
     "given; see `onegraph help structured`",

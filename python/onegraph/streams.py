@@ -86,11 +86,11 @@ class Job:
             kind = "conversations" if self.asks[0].is_chat else "prompts"
             given = len(self.asks) // (self.n or 1)
             raise ArgumentError(
-                f"{name}: {given} {kind} were given and one can be streamed; ask for each by itself"
+                f"{name}: {given} {kind} were given, but a stream has one; request each separately"
             )
         if self.n is not None:
             raise ArgumentError(
-                f"n = {self.n}: one output can be streamed; ask for each by itself, without n"
+                f"n = {self.n}: a stream has one output; request each separately, without n"
             )
         return self.asks[0]
 
@@ -350,7 +350,7 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
     async def __anext__(self) -> Piece:
         if self._pieces is None:
             if self._whole is not None:
-                raise ArgumentError("agenerate: is awaited already; ask again for its pieces")
+                raise ArgumentError("agenerate: already awaited; call it again to iterate")
             self._pieces = self._stream()
         return await anext(self._pieces)
 
@@ -392,7 +392,7 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
     def _coroutine(self) -> Coroutine[Any, Any, T]:
         if self._whole is None:
             if self._pieces is not None:
-                raise ArgumentError("agenerate: its pieces are read already; ask again for all")
+                raise ArgumentError("agenerate: already iterated; call it again to await")
             self._whole = self._collect()
         return self._whole
 

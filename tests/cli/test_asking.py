@@ -165,7 +165,7 @@ def test_think_is_the_switch_of_the_template(
         (["--think", "9", "--thinking-token-budget", "9"], "set the same limit: give one"),
         (["--think", "on", "--raw"], "--think needs the chat template"),
         (["--think", "on"], "has no reasoning; leave it out"),
-        (["--image", "cat.png"], "models here read text"),
+        (["--image", "cat.png"], "onegraph only supports text"),
     ],
 )
 def test_what_is_no_switch_is_refused(cli: Any, caller: Path, args: list[str], said: str) -> None:

@@ -155,7 +155,7 @@ def test_a_bad_line_is_a_line_of_the_results(batch: Cli, tmp_path: Path) -> None
     # All of it has a result: the model is not loaded again.
     again = batch(model=("-m", "no-such-model"))
     assert again.returncode == 1
-    assert "11 of 11 lines have a result" in again.stderr
+    assert "11 of 11 lines already have a result" in again.stderr
 
 
 @pytest.mark.thorough
@@ -182,7 +182,7 @@ def test_a_run_that_was_killed_goes_on(
     assert 2 <= there < lines
     done = batch()
     assert done.returncode == 0, done.stderr
-    assert f"{there} of {lines} lines have a result in {out} already" in done.stderr
+    assert f"{there} of {lines} lines already have a result in {out}" in done.stderr
     assert out.read_bytes().startswith(kept)
 
     def texts() -> dict[str, Any]:

@@ -98,7 +98,7 @@ def run() -> click.Command:
         ("n_ctx=4096 with max_batch=1 would fit", "--n-ctx 4096 would fit"),
         # What is no argument stays.
         ("there is no file /tmp/n_ctx/m.gguf", "there is no file /tmp/n_ctx/m.gguf"),
-        ("no model is called 'n_ctx'", "no model is called 'n_ctx'"),
+        ("unknown model 'n_ctx'", "unknown model 'n_ctx'"),
         ("n_ctx.gguf is damaged", "n_ctx.gguf is damaged"),
         ("my_n_ctx and n_ctx_train", "my_n_ctx and n_ctx_train"),
         ("no device was found, so stop", "no device was found, so stop"),

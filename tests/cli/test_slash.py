@@ -256,7 +256,7 @@ def test_a_saved_conversation_is_read_as_it_was(tmp_path: Path) -> None:
         ("[3]", 'message 1 has no text as "content"'),
         ('[{"role": "user"}]', 'message 1 has no text as "content"'),
         ('[{"role": "user", "content": "\\ud800"}]', 'message 1 has no text as "content"'),
-        ('[{"role": "assistant", "content": "a"}]', "user and assistant take turns"),
+        ('[{"role": "assistant", "content": "a"}]', "user and assistant must alternate"),
         ('[{"role": "tool", "content": "a"}]', "\"role\" 'tool'"),
         ('[{"role": "user", "content": "a"}]', "an assistant message must follow"),
     ],

@@ -195,7 +195,7 @@ def test_a_load_says_that_its_kernels_are_not_kept(
     )
     assert done.returncode == 0, done.stderr
     (line,) = done.stderr.splitlines()
-    assert "compiled kernels are not kept, so the next load compiles them again: " in line
+    assert "compiled kernels could not be cached, so the next load compiles them again: " in line
     assert re.search(rf"{file}/kernels/\w+\.cubin: Not a directory", line)
 
 

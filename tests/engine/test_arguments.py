@@ -69,7 +69,7 @@ def test_an_unknown_keyword_is_a_type_error_as_anywhere(llm: LLM) -> None:
 
 def test_prompts_that_are_none(llm: LLM) -> None:
     refused: list[tuple[Any, str]] = [
-        ([], r"prompt = \[\]: give a text, token ids, or a list"),
+        ([], r"prompt = \[\]: pass a str, token ids, or a list"),
         ([1, "a"], "tokens and prompts are mixed"),
         ([512], "prompt = token 512: the vocabulary has 512 tokens, from 0"),
         ([-1], "prompt = -1: must not be negative"),
@@ -79,9 +79,7 @@ def test_prompts_that_are_none(llm: LLM) -> None:
     for prompt, message in refused:
         with pytest.raises(onegraph.ArgumentError, match=message):
             llm.generate(prompt)
-    with pytest.raises(
-        onegraph.ArgumentError, match="2 prompts were given and one can be streamed"
-    ):
+    with pytest.raises(onegraph.ArgumentError, match="2 prompts were given, but a stream has one"):
         llm.generate(["a", "b"], stream=True)  # type: ignore[call-overload]
     with pytest.raises(onegraph.ArgumentError, match="prompt = None: must be a sequence of"):
         llm.generate(None)  # type: ignore[call-overload]
@@ -146,7 +144,7 @@ def test_options_of_graphs_answer_where_they_are_made() -> None:
 
 @pytest.mark.parametrize("name", ["seed", "temperature", "tools", "echo", "stream"])
 def test_a_keyword_of_a_request_is_sent_there(name: str) -> None:
-    said = f"'{name}': it belongs to a request, such as llm.generate"
+    said = f"'{name}': pass it to a request, such as llm.generate"
     with pytest.raises(TypeError, match=said):
         LLM("none.gguf", **{name: 1})  # type: ignore[arg-type]
 

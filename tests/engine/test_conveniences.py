@@ -211,7 +211,7 @@ async def _answered(llm: LLM, text: str) -> list[int]:
 def test_a_model_whose_file_names_no_pooling_says_once_that_its_vectors_tell_little(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = "was not trained for embeddings, as its file names no pooling"
+    said = "was not trained for embeddings (its file names no pooling)"
     for pooling, times in (("", 1), ("last", 0)):
         path = tmp_path / f"{pooling or 'unsaid'}.gguf"
         shape = dataclasses.replace(shapes.find("tiny-qwen3-embedding"), pooling=pooling)
@@ -239,8 +239,8 @@ def test_contents_in_parts_are_joined_and_other_parts_refused_by_name(llm: LLM) 
         ([{"role": "user", "content": [image]}], r"messages\[0\] content\[0\] type = 'image_url'"),
         ([{"role": "user", "content": 5}], r"messages\[0\] content = 5: must be a str, or a list"),
         ([{"role": "user", "content": [5]}], r"messages\[0\] content\[0\] = 5: must be a part"),
-        ([{**SAID[0], "images": ["aGk="]}], r"messages\[0\] images: models here read text"),
-        ([{**SAID[0], "audio": "aGk="}], r"messages\[0\] audio: models here read text"),
+        ([{**SAID[0], "images": ["aGk="]}], r"messages\[0\] images: only text is supported"),
+        ([{**SAID[0], "audio": "aGk="}], r"messages\[0\] audio: only text is supported"),
         ([{"role": "user"}], r'messages\[0\]: has no "content"'),
         ([{"role": "user", "content": None}], r'messages\[0\]: has no "content"'),
         ([{"role": "assistant", "content": None}], r'messages\[0\]: has no "content"'),

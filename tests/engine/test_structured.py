@@ -135,9 +135,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"grammar": "root ::= <[5]>"}, "tokens by name or number cannot be converted"),
     ({"choice": []}, "must be from 1 to 4096 texts"),
     ({"choice": ["a", 5]}, "choice = 5: must be a str"),
-    ({"regex": "a", "choice": ["a"]}, "regex and choice: a text can be held to one of them"),
+    ({"regex": "a", "choice": ["a"]}, "regex and choice: give only one of them"),
     ({"regex": "a", "ignore_eos": True}, "says where the text ends"),
-    ({"regex": "a", "echo": True}, "no prompt in front"),
+    ({"regex": "a", "echo": True}, "cannot be combined with structured output"),
     ({"regex": "a" * (1 << 19)}, "has 524288 bytes; at most 262144 are allowed"),
 ]
 

@@ -32,7 +32,7 @@ def test_tools_of_anthropics_own_servers_are_left_out_with_one_warning(
     assert said == {"input_tokens": len(adder.expected(ASKED))}
     choice = {"type": "tool", "name": "web_search"}
     status, said = adder.served.post("/v1/messages", {**body, "tool_choice": choice})
-    assert status == 400 and "no tool is called 'web_search'" in said["error"]["message"]
+    assert status == 400 and "no tool is named 'web_search'" in said["error"]["message"]
 
 
 def test_what_they_did_in_a_conversation_is_left_out(adder: Scripted) -> None:

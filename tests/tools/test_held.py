@@ -436,13 +436,13 @@ def test_strict_holds_a_call_that_begins_without_a_marker(
 def test_a_choice_that_is_none_is_refused(models: dict[bool, LLM]) -> None:
     for choice, said in [
         ("maybe", 'must be "auto", "none", "required"'),
-        ({"type": "function", "function": {"name": "sub"}}, "no tool is called 'sub'"),
+        ({"type": "function", "function": {"name": "sub"}}, "no tool is named 'sub'"),
     ]:
         with pytest.raises(onegraph.ArgumentError, match=said):
             models[False].chat(ASKED, tools=TOOLS, tool_format="hermes", tool_choice=choice)
     with pytest.raises(onegraph.ArgumentError, match="no tools are offered"):
         models[False].chat(ASKED, tool_choice="required")
-    with pytest.raises(onegraph.ArgumentError, match="and a text of a form too"):
+    with pytest.raises(onegraph.ArgumentError, match="together with structured output"):
         models[False].chat(
             ASKED, tools=TOOLS, tool_format="hermes", tool_choice="required", regex="a"
         )

@@ -263,7 +263,8 @@ class _Results:
                 left = left[os.write(self._descriptor, left) :]
         except OSError as e:
             raise FileError(
-                f"cannot write {self._path}: {e.strerror}; free some space and run the same command again"
+                f"cannot write {self._path}: {e.strerror}; free some space "
+                "and run the same command again"
             ) from e
         self._count(line.key, result)
 

@@ -144,7 +144,8 @@ def _end(results: list[race.Result], chart: bool) -> None:
         wrong.insert(0, race.OURS)
     if wrong:
         raise click.ClickException(
-            f"the output of {', '.join(dict.fromkeys(wrong))} differs: these speeds are not comparable"
+            f"the output of {', '.join(dict.fromkeys(wrong))} differs: these speeds are not "
+            "comparable"
         )
 
 
