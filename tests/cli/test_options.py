@@ -103,7 +103,7 @@ def run() -> click.Command:
         ("my_n_ctx and n_ctx_train", "my_n_ctx and n_ctx_train"),
         ("no device was found, so stop", "no device was found, so stop"),
         ("the seed = 3 of the file", "the seed = 3 of the file"),
-        ("graph.batch_sizes that have it", "graph.batch_sizes that have it"),
+        ("graph.batch_sizes that include it", "graph.batch_sizes that include it"),
     ],
 )
 def test_arguments_are_named_as_they_are_typed(said: str, shown: str, run: click.Command) -> None:

@@ -182,7 +182,7 @@ def test_tools_that_the_template_has_no_place_for_are_refused(llm: LLM) -> None:
         llm.chat(SAID, tools, chat_template="{{ messages[0].content }}")
     knows = "{{ tools | tojson if tools }}{{ messages[0].content }}"
     # Such a template does not tell how calls are written.
-    with pytest.raises(onegraph.ModelError, match="does not write calls, so how this model calls"):
+    with pytest.raises(onegraph.ModelError, match="does not write calls, so its call format"):
         llm.chat(SAID, tools, chat_template=knows)
     hermes: dict[str, Any] = {"tool_format": "hermes", **PLAIN}
     assert llm.chat(SAID, tools, chat_template=knows, **hermes).token_ids

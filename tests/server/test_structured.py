@@ -119,7 +119,7 @@ def test_completions_take_what_other_servers_take(
             "chat/completions",
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
             "response_format.json_schema.schema",
-            'type "x" cannot be held',
+            'type "x" is not supported',
         ),
         ("chat/completions", {"guided_regex": "("}, "guided_regex", "unclosed group"),
         ("chat/completions", {"guided_regex": "a", "grammar": "b"}, "grammar", "sets two"),

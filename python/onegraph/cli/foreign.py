@@ -134,7 +134,7 @@ COMMANDS = {
     "chat": "use `onegraph run MODEL`",
     "generate": "use `onegraph run MODEL PROMPT`",
     "ps": "`onegraph serve` serves the models it was started with; its /api/ps lists them",
-    "stop": "a model is unloaded when its command ends; end `onegraph serve` with Ctrl-C or SIGTERM",
+    "stop": "a model is unloaded when its command ends; end `onegraph serve` by Ctrl-C or SIGTERM",
     "create": "pass the path of a .gguf file as MODEL, and options where you run it",
     "cp": "models have no names to copy: name a file by its path",
     "push": "onegraph publishes nothing",

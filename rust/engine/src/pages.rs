@@ -288,7 +288,7 @@ impl BlockManager {
         if most > self.n_pages {
             let total = self.n_pages;
             return Err(Error::Memory {
-                need: format!("{tokens} tokens need {most} KV pages, the cache has {total}"),
+                need: format!("{tokens} tokens need {most} KV pages, but the cache has {total}"),
                 remedy: "use a shorter prompt or smaller max_tokens".into(),
             });
         }

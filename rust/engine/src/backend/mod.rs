@@ -236,7 +236,7 @@ pub trait Runner: Send {
     fn profile(&mut self, _repeats: usize) -> Result<Profile> {
         Err(Error::Device {
             what: "profiling a pass".into(),
-            reason: "this device has no clock of its own".into(),
+            reason: "this device has no clock".into(),
             remedy: "use device=\"cuda\" on a machine with an NVIDIA card".into(),
         })
     }

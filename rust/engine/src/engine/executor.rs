@@ -666,9 +666,7 @@ fn span(job: &Job) -> Span {
 /// What sequences are told that wait for others of which there is no room.
 fn gang_error(waiting: usize) -> Error {
     Error::Memory {
-        need: format!(
-            "the pages of the cache hold {waiting} of the sequences that are to begin together"
-        ),
-        remedy: "ask for fewer, or for fewer tokens of each".into(),
+        need: format!("the cache has pages for {waiting} of the sequences that start together"),
+        remedy: "use fewer, or fewer tokens for each".into(),
     }
 }

@@ -27,7 +27,7 @@ pub fn check_priority(priority: i32) -> Result<()> {
         name: "priority",
         value: priority.to_string(),
         reason: format!(
-            "must be from -{MAX_PRIORITY} to {MAX_PRIORITY}; 0 is what others have, higher goes first"
+            "must be from -{MAX_PRIORITY} to {MAX_PRIORITY}; 0 is the default, higher goes first"
         ),
     })
 }

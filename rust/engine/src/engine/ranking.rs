@@ -132,10 +132,7 @@ impl Head {
             return Err(Error::Metadata {
                 key: format!("{}.pooling_type", config.arch),
                 value: "4 (rank)".into(),
-                expected: format!(
-                    "0 to 3: rerankers with {n} token types, of which documents have the second, are \
-                     not supported"
-                ),
+                expected: format!("0 to 3: rerankers with {n} token types are not supported"),
             });
         }
         let inner = Layer::read(config, model, "cls", config.n_embd)?;
@@ -149,7 +146,7 @@ impl Head {
                 name: "cls.output.weight".into(),
                 found: "other rows".into(),
                 expected: "1 row, a reranker's score, or 2, of yes and of no".into(),
-                remedy: "use a model that was converted as a reranker".into(),
+                remedy: "use a model converted as a reranker".into(),
             });
         };
         Ok(Some(Arc::new(Self {
@@ -242,7 +239,7 @@ pub fn no_reranker() -> Error {
     Error::Argument {
         name: "pooling",
         value: "rank".into(),
-        reason: "the model is no reranker: its file has no head for scores".into(),
+        reason: "the model is not a reranker: its file has no scoring head".into(),
     }
 }
 

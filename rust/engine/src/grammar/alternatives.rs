@@ -145,7 +145,7 @@ impl<'a> Schemas<'a> {
                 continue;
             };
             if one && !are_apart(self, each, &partial.leaves)? {
-                return Err("oneOf where more than one may fit".into());
+                return Err("oneOf with alternatives that can match together".into());
             }
             for value in each.iter().rev() {
                 let mut next = partial.clone();

@@ -284,7 +284,7 @@ impl<'a> Notation<'_, 'a> {
         }
         if width > 16 || required > bits {
             return Err(format!(
-                "more than {bits} members that are required of an open object"
+                "more than {bits} required members of an open object"
             ));
         }
         // Of names that are more than the bits, the last may come again as far as the rules say.

@@ -86,7 +86,7 @@ impl Constraint {
             Self::Regex(text) => ("regex", cut(text)),
             Self::Grammar(text) => ("grammar", cut(text)),
             Self::Choice(texts) => ("choice", format!("{} texts", texts.len())),
-            Self::Answer(text) => ("tools", format!("a form of {} bytes", text.len())),
+            Self::Answer(text) => ("tools", format!("{} bytes", text.len())),
         }
     }
 
@@ -417,7 +417,7 @@ fn compiled(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher>
         .map(|mask| mask.is_zero());
     match nothing {
         Ok(false) => Ok(matcher),
-        Ok(true) => Err(constraint.refused("allows nothing: no text is of it")),
+        Ok(true) => Err(constraint.refused("allows nothing: no text matches it")),
         Err(e) => Err(constraint.refused(said(&e.to_string()))),
     }
 }

@@ -43,7 +43,7 @@ const BARE: &str = r#"[^"\\\x00-\x1F\x7F]"#;
 const ESCAPED: &str = r#"\\["\\bfnrt]"#;
 
 /// Why a schema is refused.
-const NOTHING: &str = "what nothing fits, or nothing that can be written,";
+const NOTHING: &str = "something that nothing matches";
 
 /// A part of a constant.
 enum Part {
@@ -102,9 +102,9 @@ pub(super) fn arguments(
         name: "tools",
         value: tool.into(),
         reason: format!(
-            "{what} cannot be held in the format of this model; leave it out of the schema of its \
-             arguments, or use tool_choice=\"auto\" without \"strict\" and check arguments before \
-             they are used"
+            "{what} is not supported in the call format of this model; leave it out of the \
+             schema of its arguments, or use tool_choice=\"auto\" without \"strict\" and \
+             validate the arguments yourself"
         ),
     };
     let json = spelling == Spelling::Json;
@@ -152,7 +152,7 @@ pub(super) fn value(
         (false, alone),
     );
     let refused =
-        |what: &str| format!("{what} cannot be held; leave it out or express it differently");
+        |what: &str| format!("{what} is not supported; leave it out or express it differently");
     match found.map_err(|what| refused(&what))? {
         Some(found) => Ok(found),
         None => Err(refused(NOTHING)),

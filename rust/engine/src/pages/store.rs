@@ -115,7 +115,7 @@ fn refused(action: &'static str, path: &Path, e: &io::Error) -> Error {
         action,
         path: path.display().to_string(),
         reason: e.to_string(),
-        remedy: "name a cache_dir that can be written to, or none".into(),
+        remedy: "use a writable cache_dir, or none".into(),
     }
 }
 
