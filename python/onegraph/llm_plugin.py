@@ -28,7 +28,7 @@ __all__ = ["AsyncOnegraph", "Onegraph", "register_models"]
 #: Keywords of `LLM` and their meanings.
 LOADING = {
     "device": 'where the model runs: "auto", "cpu", "cuda" or "cuda:N"',
-    "n_ctx": "tokens that a conversation may have, the answer included",
+    "n_ctx": "maximum tokens of a conversation, including the answer",
     "max_batch": "prompts that run at once, from several threads or tasks (default 1)",
     "threads": "CPU threads",
 }

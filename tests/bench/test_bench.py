@@ -118,16 +118,16 @@ def test_graph_and_eager_are_one_without_a_card(cli, tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["-p", "many"], "-p 'many' is no number and no range"),
-        (["-p", "0", "-n", "0"], "-p 0 -n 0 leaves no test; give one of them a length"),
+        (["-p", "many"], "-p 'many' is not a number or a range"),
+        (["-p", "0", "-n", "0"], "-p 0 -n 0 leaves no test; set one of them"),
         (["-pg", "4"], "-pg '4' is not two numbers such as 512,128"),
         (["-r", "0"], "0 is not in the range"),
         (["--n-ctx", "64"], "No such option"),
-        (["--plot", "chart.txt"], "its name must end in .png, .svg, .pdf"),
+        (["--plot", "chart.txt"], "must end in .png, .svg, .pdf"),
         (["-o", "xml"], "'xml' is not one of"),
         (
             ["-p", "100000"],
-            "pp100000 needs a context of 100001 tokens, and the model was trained for 512; give",
+            "pp100000 needs a context of 100001 tokens, but the model was trained for 512; reduce",
         ),
         (
             ["-p", "0", "-n", "100", "-d", "400-500+50"],

@@ -136,7 +136,7 @@ def test_a_family_takes_the_first_that_is_there(no_engines) -> None:
     pytest.importorskip("xllamacpp")
     first = "llama-cpp-python" if importlib.util.find_spec("llama_cpp") else "xllamacpp"
     assert find("llama.cpp").name == first
-    with pytest.raises(onegraph.ArgumentError, match=r"no engine is called 'tgi'; there are .*oll"):
+    with pytest.raises(onegraph.ArgumentError, match=r"unknown engine 'tgi'; known are .*oll"):
         find("tgi")
 
 
@@ -272,7 +272,7 @@ def test_prompts_of_every_published_vocabulary(vectors: Path) -> None:
 
 
 def test_a_prompt_shorter_than_what_the_model_puts_in_front_is_refused(smollm2: Path) -> None:
-    with pytest.raises(onegraph.ArgumentError, match="ask for at least 1 by -p"):
+    with pytest.raises(onegraph.ArgumentError, match="use at least -p 1"):
         exact(onegraph.Tokenizer(smollm2), 0, 1)
 
 
@@ -359,7 +359,7 @@ def test_ollama_is_raced_on_a_copy_that_is_removed(cli, smollm2, own_ollama) -> 
 
 def test_ollama_asks_before_it_copies(smollm2, own_ollama, monkeypatch) -> None:
     monkeypatch.setenv("OLLAMA_HOST", own_ollama[0])
-    with pytest.raises(EngineError, match=r"name the model ollama:NAME, or give --create to copy"):
+    with pytest.raises(EngineError, match=r"name the model ollama:NAME, or use --create to copy"):
         find("ollama").start(setup(smollm2))
 
 

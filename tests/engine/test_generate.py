@@ -179,7 +179,8 @@ def test_the_context_can_be_filled_to_the_last_token(llm: LLM) -> None:
     assert str(caught.value).endswith("the model was trained for 512, the largest possible n_ctx")
     assert llm.logits(ids).shape == (512, 512)
     with pytest.raises(
-        onegraph.ArgumentError, match=r"513 tokens: the context holds 512; .* the largest possible n_ctx"
+        onegraph.ArgumentError,
+        match=r"513 tokens: the context holds 512; .* the largest possible n_ctx",
     ):
         llm.logits(ids + ids[:1])
 

@@ -125,9 +125,7 @@ def test_what_is_wrong_is_named(path: Path, ranker: LLM, tiny: Path) -> None:
         ranker.rank(QUERY, ["tea", "tea " * 600])
     with pytest.raises(onegraph.ArgumentError, match="pooling = 'rank': must be last, mean or cls"):
         ranker.embed("tea", pooling="rank")
-    with pytest.raises(
-        onegraph.ArgumentError, match="pooling = rank: the model is a reranker"
-    ):
+    with pytest.raises(onegraph.ArgumentError, match="pooling = rank: the model is a reranker"):
         ranker.embed("tea")
     assert ranker.embed("tea", pooling="last").shape == (256,)
     said = "the model is not a reranker"
