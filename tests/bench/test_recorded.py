@@ -154,5 +154,5 @@ def test_a_duration_of_another_form_is_refused(wrong: object) -> None:
 
 @pytest.mark.parametrize("text", ["<html>", "[1, 2]", "[" * 100_000])
 def test_another_program_at_the_address_is_noticed(text: str) -> None:
-    with pytest.raises(EngineError, match=r"is another program there\?"):
+    with pytest.raises(EngineError, match=r"is it another program\?"):
         ollama.measurement([Line(0.1, text)])
