@@ -1,5 +1,5 @@
 //! Metadata → [`Config`]: every hyper-parameter, each checked against a range, and the catalogue of
-//! tensors. Behind this nothing reads metadata again (but the tokenizer and the chat template).
+//! tensors. Nothing after this reads metadata again, except the tokenizer and the chat template.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 #![deny(clippy::arithmetic_side_effects, clippy::panic)]
 

@@ -1,6 +1,6 @@
-//! The thread that owns a backend: it shows the scheduler what there is, carries out the steps that it
-//! answers with, and sends out what is drawn. Requests meet only here, and what goes wrong with one of them
-//! ends that one alone.
+//! The thread that owns a backend: it shows the scheduler the current state, executes the steps that it
+//! returns, and sends out the drawn tokens. Requests meet only here, and an error of one of them ends
+//! only that one.
 
 mod active;
 mod passes;

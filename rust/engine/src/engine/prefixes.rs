@@ -1,4 +1,5 @@
-//! Prefixes beyond the device's pages: where they are kept, and how one goes to a file and comes back.
+//! Cached prefixes outside of the device's pages: where they are stored, and how one is saved to a file
+//! and loaded.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;

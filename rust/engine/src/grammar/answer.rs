@@ -1,5 +1,5 @@
-//! The whole of an answer to a conversation under a constraint: reasoning first, where the model does
-//! that, then what the constraint is of, a text or calls of tools in the format that the model writes.
+//! The grammar of a whole answer under a constraint: reasoning first, if the model reasons, then the
+//! constrained text or tool calls in the model's format.
 
 use super::lark::{joined, literal, regex_of, terminal_of, Lines, Term, Terms, ANY};
 use super::{json, keys, notation, on_a_stack, Constraint, MAX_BYTES};

@@ -1,6 +1,6 @@
-//! Numbers between bounds, as regular expressions. A bound is the decimal that it is written as, of any
-//! length. A number with a point has so few digits that a double tells it apart from all others of as
-//! few, so a reader that compares it with a bound decides as the digits do; one without is exact.
+//! Numbers between bounds, as regular expressions. A bound is a decimal of any length, as written. A
+//! decimal number has so few digits that its double differs from that of any other such number, so a
+//! reader that compares doubles with a bound decides as the digits do; an integer is exact.
 
 use std::cmp::Ordering;
 

@@ -1,9 +1,9 @@
 //! llama.cpp's GBNF as a grammar of llguidance.
 //!
-//! GBNF describes characters; a lexer that takes the longest match describes words, and would refuse
-//! texts that GBNF allows wherever one word begins another. So the grammar that comes out has terminals
-//! of one character each, of which none begins another, and is exact. A grammar without recursion
-//! becomes one regular expression, which is exact too and faster.
+//! GBNF describes characters; a longest-match lexer describes words, and would reject texts that GBNF
+//! allows wherever one word is a prefix of another. So the resulting grammar has terminals of one
+//! character each, none a prefix of another, and is exact. A grammar without recursion becomes one
+//! regular expression, which is exact too and faster.
 
 use std::collections::HashMap;
 use std::fmt::Write;

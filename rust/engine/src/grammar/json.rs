@@ -1,4 +1,4 @@
-//! JSON as it is given: read so that no number is another than the one that is written.
+//! Reads JSON without changing any number from how it is written.
 
 use serde_json::Value;
 

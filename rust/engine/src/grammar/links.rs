@@ -1,5 +1,5 @@
-//! Grammars in Lark as they are given, before anything that recurses reads them: how long a chain their
-//! rules make, whether any text ends, and what `%json` stands for.
+//! Checks Lark grammars before any recursive code reads them: the length of chains of rules, whether any
+//! text ends, and what `%json` stands for.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,6 @@
-//! JSON schemas as rules: the values of each node of a [`Graph`] as a [`Spelling`] writes them, JSON or
-//! the arguments of a call that are no JSON. What the rules allow is read as a value that is valid; what
-//! cannot be held is refused by its keyword, so a schema is never held in part. Values that are hard to
-//! spell may be left out.
+//! JSON schemas as rules: the values of each node of a [`Graph`] as a [`Spelling`] writes them, in JSON
+//! or in a call format without JSON. Whatever the rules allow is a valid value; an unsupported keyword is
+//! refused by name, so a schema is never enforced in part. Values that are hard to spell may be left out.
 
 use std::fmt::Display;
 use std::rc::Rc;

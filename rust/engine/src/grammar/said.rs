@@ -1,4 +1,4 @@
-//! What the library says of a constraint, in words of this project.
+//! Translates the library's errors about a constraint into this project's words.
 
 use super::cut;
 

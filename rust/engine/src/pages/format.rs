@@ -1,7 +1,7 @@
-//! How pages and states lie in a file: a head of fixed length, tokens, pages, state, and a checksum
-//! over all of it. Files may be cut short, damaged or made by a stranger: every length is held to the
-//! file's own and to what the model has before anything is taken for it, and nothing is used before
-//! the checksum is found right.
+//! The file format of pages and states: a header of fixed length, tokens, pages, state, and a checksum
+//! over all of it. Files may be truncated, damaged or hostile: every length is checked against the file's
+//! own and the model's before anything is allocated for it, and nothing is used before the checksum
+//! matches.
 
 #![deny(
     clippy::unwrap_used,
