@@ -1,6 +1,5 @@
-//! What a text has to look like, and which tokens may come next so that it can: a thin layer over
-//! `llguidance`, which keeps a lexer of regular expressions and an Earley parser, and walks the
-//! vocabulary as a trie.
+//! Constrained decoding: which tokens may come next under a grammar. A thin layer over `llguidance`, which
+//! has a lexer of regular expressions and an Earley parser, and walks the vocabulary as a trie.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 #![deny(clippy::arithmetic_side_effects, clippy::panic)]
 
