@@ -155,7 +155,7 @@ def test_columns_that_are_missing_or_in_the_way_are_refused(generate: Generate) 
 
 @pytest.mark.parametrize(
     ("args", "match"),
-    [({}, "pass model="), ({"model": "smollm2", "n_ctxt": 4}, "n_ctxt: is no argument")],
+    [({}, "pass model="), ({"model": "smollm2", "n_ctxt": 4}, "n_ctxt: is not an argument")],
 )
 def test_an_application_names_what_is_wrong(args: dict[str, Any], match: str) -> None:
     pytest.importorskip("ray.serve")

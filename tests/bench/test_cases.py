@@ -42,7 +42,7 @@ def test_what_is_no_list_is_refused(given: str, said: str) -> None:
 
 
 def test_a_value_below_the_least_is_refused() -> None:
-    with pytest.raises(onegraph.ArgumentError, match="-npl 0: the least is 1"):
+    with pytest.raises(onegraph.ArgumentError, match="-npl 0: must be at least 1"):
         numbers("-npl", ["0"], [1], least=1)
 
 

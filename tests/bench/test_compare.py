@@ -122,8 +122,8 @@ def test_a_race_in_the_terminal_is_a_table_and_notes(cli, smollm2: Path) -> None
     [
         ([], "Missing option '--against'"),
         (["--against", "llamacpp"], "'llamacpp' is not one of"),
-        (["--against", "ollama", "-n", "1"], "-n 1: the least is 2"),
-        (["--against", "ollama", "-p", "0"], "-p 0: the least is 1"),
+        (["--against", "ollama", "-n", "1"], "-n 1: must be at least 2"),
+        (["--against", "ollama", "-p", "0"], "-p 0: must be at least 1"),
     ],
 )
 def test_wrong_use(options: list[str], said: str, cli, smollm2: Path) -> None:

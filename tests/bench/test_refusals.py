@@ -50,7 +50,7 @@ def test_a_server_that_is_not_there_is_told_from_one_that_fails() -> None:
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("false", r"llama-bench ended with code 1; it said: "),
+        ("false", r"llama-bench exited with code 1: "),
         ("echo", r"llama-bench printed '-m .*', which is not JSON: .*this version is not"),
     ],
 )

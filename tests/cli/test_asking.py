@@ -110,7 +110,10 @@ def test_a_chat_runs_calls_too(
         ("x = 1\n\ny = x / 0\n", r"sums\.py:3: ZeroDivisionError: division by zero"),
         ("import sys\nsys.exit(3)\n", r"sums\.py:2: SystemExit: 3"),
         ("x = 1\n", "has no public function with a docstring"),
-        ('\n\ndef add(left):\n    """Adds."""\n', r"sums\.py:3 add\(left\): has no annotation"),
+        (
+            '\n\ndef add(left):\n    """Adds."""\n',
+            r"sums\.py:3 add\(left\): needs a type annotation",
+        ),
     ],
 )
 def test_what_is_wrong_in_the_file_is_said_with_its_line(

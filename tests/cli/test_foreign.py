@@ -37,7 +37,7 @@ pytestmark = pytest.mark.thorough
         ),
         (
             ["serve", "smollm2", "--mmproj=a.gguf"],
-            "--mmproj is not an option here: models here read",
+            "--mmproj is not an option here: onegraph only supports",
         ),
         (["pull", "smollm2", "--insecure"], "--insecure is not an option here"),
     ],
@@ -75,7 +75,7 @@ def test_an_option_that_follows_two_dashes_is_text(cli: Any) -> None:
     [
         (["rnu", "smollm2"], "No such command 'rnu': did you mean `onegraph run`?"),
         (["Info"], "No such command 'Info': did you mean `onegraph info`?"),
-        (["ls"], "No such command 'ls': say `onegraph list`"),
+        (["ls"], "No such command 'ls': use `onegraph list`"),
         (["ps"], "No such command 'ps': `onegraph serve` serves the models it was started with"),
         (["help", "spede"], "No page or command 'spede': did you mean `onegraph help speed`?"),
         (["smollm2", "Hi"], "`onegraph run MODEL` runs a model"),

@@ -275,7 +275,10 @@ def test_a_name_is_a_file_of_the_folder_and_a_path_a_path(
     monkeypatch.setenv("ONEGRAPH_STATE_DIR", str(tmp_path))
     assert place("talk") == tmp_path / "chats" / "talk.json"
     assert place("./talk") == Path("talk") and place("t.json") == Path("t.json")
-    for name, said in [("..", "'..' names no file"), ("~nobody-here/t", "give the whole path")]:
+    for name, said in [
+        ("..", "'..' is not a file name"),
+        ("~nobody-here/t", "give the whole path"),
+    ]:
         with pytest.raises(ArgumentError, match=re.escape(said)):
             place(name)
     for path in [Path("x" * 300), tmp_path / "\0.json"]:

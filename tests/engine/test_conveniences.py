@@ -146,7 +146,7 @@ def test_the_last_message_of_the_assistant_may_be_continued(smol: LLM) -> None:
     ids = smol.tokenize(by_hand, add_special=False, parse_special=True)
     assert done.token_ids == smol.generate(ids, temperature=0, max_tokens=3).token_ids
     assert done.text.startswith(" Paris") and done.usage.prompt_tokens == len(ids)
-    with pytest.raises(onegraph.ArgumentError, match="the last of messages is of role 'user'"):
+    with pytest.raises(onegraph.ArgumentError, match="the last of messages has role 'user'"):
         smol.chat(asked, continue_final_message=True)
     with pytest.raises(onegraph.ArgumentError, match="the last of messages is empty"):
         empty = [*asked, {"role": "assistant", "content": ""}]

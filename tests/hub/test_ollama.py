@@ -157,7 +157,7 @@ def test_a_model_that_is_no_gguf_is_refused(store: Path) -> None:
     fake_ollama.add_model(
         store, f"{LIBRARY}/other/latest", b"{}", media="application/vnd.ollama.image.tensor"
     )
-    with pytest.raises(onegraph.ModelError, match=r"lists 0 layers of type .*\.model, and one"):
+    with pytest.raises(onegraph.ModelError, match=r"lists 0 layers of type .*\.model, not one"):
         hub.resolve("ollama:other")
 
 

@@ -254,7 +254,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(
     code = "import sys; from onegraph import hub; hub.resolve(sys.argv[1])"
     command = [sys.executable, "-c", code, REF]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.stderr.startswith(f"cannot note what {REF} stands for: Not a directory; a later")
+    assert done.stderr.startswith(f"cannot pin {REF}: Not a directory; a later")
 
 
 def test_a_download_tells_its_size_and_takes_what_the_teller_raises(
