@@ -73,7 +73,7 @@ def test_what_cannot_fit_is_refused_before_it_is_tokens(llm: onegraph.LLM) -> No
     stopped.tell()
     for prompt in (text, rendering):
         # Work on it would end at once, by another error.
-        with stopped, pytest.raises(onegraph.ContextError, match=r"has at least \d+ tokens and"):
+        with stopped, pytest.raises(onegraph.ContextError, match=r"has at least \d+ tokens, but"):
             llm._engine.encode(prompt)
         with stopped, pytest.raises(onegraph.CancelledError):
             llm._engine.encode(prompt, most=1 << 40)

@@ -269,5 +269,5 @@ def test_results_become_text() -> None:
     assert functions.content(made) == (
         '{"unit": "metric", "at": {"name": "x", "at": [1.0, 2.0]}, "of": [3], "é": null}'
     )
-    with pytest.raises(onegraph.ArgumentError, match="result of a tool = a Node: has no JSON"):
+    with pytest.raises(onegraph.ArgumentError, match="result of a tool = a Node: cannot be JSON"):
         functions.content(Node())
