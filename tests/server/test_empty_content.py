@@ -117,7 +117,7 @@ def test_hidden_reasoning_in_a_users_message_is_refused_as_reasoning_is(adder: S
     parts = [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "tea"}]
     body = {"model": "adder", "max_tokens": 1, "messages": [{"role": "user", "content": parts}]}
     status, said = adder.served.post("/v1/messages", body)
-    assert status == 400 and "stands in messages of the assistant alone" in str(said)
+    assert status == 400 and "only allowed in assistant messages" in str(said)
 
 
 @pytest.mark.parametrize("logprobs", [0, 2])
