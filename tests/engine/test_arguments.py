@@ -71,7 +71,7 @@ def test_prompts_that_are_none(llm: LLM) -> None:
     refused: list[tuple[Any, str]] = [
         ([], r"prompt = \[\]: pass a str, token ids, or a list"),
         ([1, "a"], "tokens and prompts are mixed"),
-        ([512], "prompt = token 512: token ids go from 0; the vocabulary has 512"),
+        ([512], "prompt = token 512: the vocabulary has 512 tokens, with ids from 0"),
         ([-1], "prompt = -1: must not be negative"),
         ([2**70], "prompt = 1180591620717411303424: is out of range"),
         ([[1], []], r"prompt\[1\] = no token"),

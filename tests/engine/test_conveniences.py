@@ -95,7 +95,7 @@ def test_a_stop_token_ends_the_output_before_it(llm: LLM) -> None:
     stopped = llm.generate("tea", stop_token_ids=[511, token], **PLAIN)
     assert stopped.token_ids == free.token_ids[:first]
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", token)
-    with pytest.raises(onegraph.ArgumentError, match="stop_token_ids = token 512: token ids"):
+    with pytest.raises(onegraph.ArgumentError, match="stop_token_ids = token 512: the vocab"):
         llm.generate("tea", stop_token_ids=[512])
 
 

@@ -123,7 +123,7 @@ impl Engine {
             Some(token) => Err(Error::Argument {
                 name,
                 value: format!("token {token}"),
-                reason: format!("token ids go from 0; the vocabulary has {n_vocab}"),
+                reason: format!("the vocabulary has {n_vocab} tokens, with ids from 0"),
             }),
         }
     }

@@ -78,7 +78,7 @@ impl Request {
             return bad("stop_token_ids", format!("{} tokens", stops.len()), reason);
         }
         if let Some(token) = stops.iter().find(|t| **t as usize >= n_vocab) {
-            let reason = format!("token ids go from 0; the vocabulary has {n_vocab}");
+            let reason = format!("the vocabulary has {n_vocab} tokens, with ids from 0");
             return bad("stop_token_ids", format!("token {token}"), reason);
         }
         if self.prompt_lookup > MOST_DRAFTED {

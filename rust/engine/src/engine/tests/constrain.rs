@@ -126,7 +126,7 @@ fn a_constraint_that_is_none_is_refused_before_it_waits() {
         ),
         (
             Constraint::Schema("false".into()),
-            "schema = false: what nothing fits",
+            "schema = false: something that nothing matches",
         ),
         (
             Constraint::Schema(r#"{"type": "tree"}"#.into()),

@@ -543,7 +543,7 @@ fn a_file_that_does_not_fit_says_what_does_not() {
         100,
     );
     assert!(
-        text.contains(&format!("of arithmetic {ARITHMETIC}, and this")),
+        text.contains(&format!("arithmetic {ARITHMETIC}, but this")),
         "{text}"
     );
     let text = refused(
