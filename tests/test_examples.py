@@ -140,7 +140,7 @@ def test_a_chat_that_is_too_long_says_so_and_begins_anew(example: Callable[..., 
     done = example("chat.py", "--max-tokens", 8, input=f"{long}\nHi\n")
     assert done.returncode == 0, done.stderr
     assert "the prompt has 90" in done.stderr and "the context holds 8192" in done.stderr
-    assert "All is forgotten but the instructions." in done.stderr
+    assert "The conversation was cleared, except for the system message." in done.stderr
     assert len(done.stdout.split("> ")[2]) > 3
 
 

@@ -215,5 +215,5 @@ def test_a_model_without_a_template_takes_one_prompt(tmp_path: Path) -> None:
     answer = model.prompt("tea", options=OPTIONS)
     with LLM(path, device="cpu") as bare:
         assert answer.text() == bare.generate("tea", max_tokens=8, temperature=0.0).text
-    with pytest.raises(ArgumentError, match=r"2 were given, and tiny\.gguf has no chat template"):
+    with pytest.raises(ArgumentError, match=r"2 were given, but tiny\.gguf has no chat template"):
         model.prompt("tea", system="Be brief.", options=OPTIONS).text()

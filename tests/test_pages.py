@@ -371,7 +371,7 @@ def test_the_tables_of_one_float16_are_the_record() -> None:
 HEADLINES = {
     "1B alone": ("steps", "1B", "step behind 0"),
     "8B alone": ("steps", "8B", "step behind 0"),
-    "8B alone, behind 32,768 tokens": ("depth", "8B", "step behind 32768"),
+    "8B alone, at depth 32,768": ("depth", "8B", "step behind 32768"),
     "8B, 8 sequences together": ("batch", "8B", "8 sequences"),
     "8B, 64 sequences together": ("batch", "8B", "64 sequences"),
     "8B, a prompt of 2,048": ("depth", "8B", "prompt behind 0"),

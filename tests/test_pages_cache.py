@@ -110,7 +110,9 @@ def test_a_damaged_file_is_told_of_as_the_page_says(home: Home) -> None:
     os.truncate(kept, 90_000_000)
     done = home.run("onegraph run smollm2 hi")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == shown("error: the kept").replace("CACHE/", f"{home.cache}/") + "\n"
+    assert (
+        done.stderr == shown("error: smollm2 is damaged").replace("CACHE/", f"{home.cache}/") + "\n"
+    )
 
 
 def test_a_read_only_cache_runs_what_it_has_and_says_what_it_lacks(home: Home) -> None:
@@ -132,7 +134,7 @@ def test_a_read_only_cache_runs_what_it_has_and_says_what_it_lacks(home: Home) -
         models.chmod(0o555)
         done = home.run("onegraph pull smollm2", *front)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == shown("error: cannot keep").replace("CACHE/", f"{home.cache}/") + "\n"
+        assert done.stderr == shown("error: cannot save").replace("CACHE/", f"{home.cache}/") + "\n"
     finally:
         models.chmod(0o755)
         home.cache.chmod(0o755)

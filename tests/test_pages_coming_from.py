@@ -217,7 +217,7 @@ def test_the_defaults_of_llama_cpp_are_those_of_its_package() -> None:
     params = xllamacpp.CommonParams()
     theirs = params.sampling
     text = " ".join(PAGE.read_text().split())
-    assert params.n_predict == -1 and "| `-n` | -1, no end |" in text
+    assert params.n_predict == -1 and "| `-n` | -1, no limit |" in text
     assert theirs.penalty_last_n == 64 and "| `--repeat-last-n` | 64 |" in text
     assert f"`{theirs.samplers}`" in text
     assert "Temperature 0.8, top-k 40, top-p 0.95, min-p 0.05 and a repeat penalty of 1.0" in text

@@ -181,7 +181,7 @@ PROVOKED: dict[str, Provoke] = {
         chat_template="{{ tools | tojson }}{{ messages[0].content }}",
     ),
     'schema = {"not": {}}': lambda llm, _: llm.generate("x", schema={"not": {}}),
-    "no model is called 'smolm2'": lambda *_: onegraph.LLM("smolm2"),
+    "unknown model 'smolm2'": lambda *_: onegraph.LLM("smolm2"),
     "prompt[1]: the prompt has 81": short,
     "text[1]: the text has 81": long_text,
     "the prompt has 9001 tokens": lambda llm, _: llm.generate("word " * 9000),

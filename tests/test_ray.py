@@ -122,8 +122,8 @@ def test_values_become_pythons_own() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({}, "name the one column"),
-        ({"prompt": "a", "messages": "b"}, "name the one column"),
+        ({}, "set exactly one of them"),
+        ({"prompt": "a", "messages": "b"}, "set exactly one of them"),
         ({"prompt": "a", "errors": "ignore"}, 'must be "column" or "raise"'),
         ({"prompt": "a", "temperature": -1.0}, "temperature"),
     ],
@@ -147,7 +147,7 @@ def test_a_model_without_a_template_takes_no_conversations(tiny: Path, tmp_path:
 def test_columns_that_are_missing_or_in_the_way_are_refused(generate: Generate) -> None:
     with pytest.raises(ArgumentError, match=r"'question': is not in the batch, which has text"):
         generate({"text": np.array(["tea"])})
-    with pytest.raises(ArgumentError, match=r"'error': is in the batch already"):
+    with pytest.raises(ArgumentError, match=r"'error': is already in the batch"):
         generate({"question": np.array(["tea"], dtype=object), "error": np.array([1])})
     with pytest.raises(ArgumentError, match='batch_format="numpy"'):
         generate([1])  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ def test_columns_that_are_missing_or_in_the_way_are_refused(generate: Generate) 
 
 @pytest.mark.parametrize(
     ("args", "match"),
-    [({}, "give model="), ({"model": "smollm2", "n_ctxt": 4}, "n_ctxt: is no argument")],
+    [({}, "pass model="), ({"model": "smollm2", "n_ctxt": 4}, "n_ctxt: is not an argument")],
 )
 def test_an_application_names_what_is_wrong(args: dict[str, Any], match: str) -> None:
     pytest.importorskip("ray.serve")

@@ -54,10 +54,10 @@ def model_info(
     kv_type: str = ...,
     device: str = "auto",
 ) -> str:
-    """What the model file is and what running it needs, as JSON.
+    """What the model file contains and what running it needs, as JSON.
 
-    A model that cannot run is described all the same: `error` says why, `memory` is null. Raises
-    `FileError` and `ModelError` where the file cannot be read, `ArgumentError` for the numbers.
+    A model that cannot run is described too: `error` says why, `memory` is null. Raises `FileError`
+    and `ModelError` if the file cannot be read, `ArgumentError` for the numbers.
     """
 
 def fused_plan(path: str | os.PathLike[str], rows: int) -> str:
@@ -104,8 +104,8 @@ class PlanRunner:
 class Tokenizer:
     """Text to token ids and back, from the metadata of a GGUF file (whole or vocabulary-only).
 
-    Raises `FileError` where the file cannot be read, `ModelError` where its vocabulary is damaged
-    or not supported.
+    Raises `FileError` if the file cannot be read, `ModelError` if its vocabulary is damaged or not
+    supported.
     """
 
     def __new__(cls, path: str | os.PathLike[str]) -> Self: ...
@@ -113,12 +113,12 @@ class Tokenizer:
         """Token ids of `text`.
 
         `add_special` adds the begin and end tokens the model was trained with. `parse_special`
-        lets the text spell control tokens: only for text of a trusted template.
+        parses control tokens in the text: only for text from a trusted template.
         """
 
     def encode_rendering(self, rendering: Rendering, add_special: bool = False) -> list[int]:
-        """Token ids of a rendered conversation. Only the template's own parts spell control tokens;
-        in what came with the arguments, their spelling is plain text.
+        """Token ids of a rendered conversation. Control tokens are parsed only in the template's
+        own parts; in inserted arguments, their spelling is plain text.
         """
 
     def _fewest(self, text: str) -> int:
@@ -131,16 +131,16 @@ class Tokenizer:
         """A decoder fed one id at a time. `continuation` keeps a leading space."""
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes token `id` stands for; not always whole characters."""
+        """The bytes of token `id`; not always complete characters."""
 
     def token_text(self, id: int) -> str:
-        """Token `id` as the file spells it."""
+        """The spelling of token `id` in the file."""
 
     def token_id(self, text: str) -> int | None:
-        """The token the file spells `text`."""
+        """The id of the token spelled `text` in the file."""
 
     def is_special(self, id: int) -> bool:
-        """Whether `id` is a control or unknown token, no part of the text."""
+        """Whether `id` is a control or unknown token, which is not part of the text."""
 
     @property
     def n_vocab(self) -> int: ...
@@ -164,19 +164,19 @@ class Tokenizer:
 
     @property
     def missing_bytes(self) -> bytes:
-        """Bytes no token spells: encoding drops them. Empty for most vocabularies."""
+        """Bytes that no token spells; encoding drops them. Empty for most vocabularies."""
 
     def __len__(self) -> int: ...
 
 @final
 class StreamDecoder:
-    """Text of tokens as they come; never a part of a character. From `Tokenizer.stream`."""
+    """Decodes tokens one by one into whole characters. From `Tokenizer.stream`."""
 
     def push(self, id: int) -> str:
-        """The text that `id` completes, often empty in the middle of a character."""
+        """The text that `id` completes; often empty in the middle of a character."""
 
     def finish(self) -> str:
-        """What was still waiting, as U+FFFD."""
+        """The incomplete rest, as U+FFFD."""
 
 def tool_formats() -> list[tuple[str, str]]:
     """Name of each wire format of calls, and what a call looks like in it."""
@@ -499,9 +499,9 @@ class Generated:
 
 @final
 class ChatTemplate:
-    """A chat template (Jinja), with the meaning `transformers` gives it, in a sandbox.
+    """A chat template (Jinja), with the semantics of `transformers`, in a sandbox.
 
-    Raises `ModelError` with the line where the template is wrong.
+    Raises `ModelError`, with the line, if the template is invalid.
     """
 
     def __new__(cls, source: str, bos_token: str = "<s>", eos_token: str = "</s>") -> Self: ...
@@ -514,9 +514,9 @@ class ChatTemplate:
     ) -> str:
         """The text of a conversation.
 
-        `kwargs` are further variables of the template. Raises `ModelError` where the template
-        refuses the messages or takes more steps or memory than it has reason to, `ArgumentError`
-        for values that are no dicts, lists, strings, numbers, bools or None.
+        `kwargs` are additional template variables. Raises `ModelError` if the template refuses the
+        messages or exceeds its limits on steps or memory, `ArgumentError` for values other than
+        dicts, lists, strings, numbers, bools and None.
         """
 
     def rendering(
@@ -526,8 +526,8 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> Rendering:
-        """The text of a conversation as `render` gives it, with which parts of it came with the
-        arguments: for `Tokenizer.encode_rendering`. Raises what `render` raises.
+        """The text of a conversation as `render` returns it, with the parts that came from the
+        arguments marked, for `Tokenizer.encode_rendering`. Raises what `render` raises.
         """
 
     @property
@@ -540,22 +540,20 @@ class Rendering:
 
     @property
     def text(self) -> str:
-        """The text, as `ChatTemplate.render` gives it."""
+        """The text, as `ChatTemplate.render` returns it."""
 
     @property
     def given(self) -> list[tuple[int, int]]:
-        """The parts of the text that came with the arguments and not from the template: start and
-        stop of each, in characters, in order.
+        """The parts of the text that came from the arguments, not from the template: start and stop
+        of each, in characters, in order.
         """
 
     def with_parts(
         self, mark: str, texts: Sequence[Sequence[tuple[str, bool]]]
     ) -> Rendering | None:
-        """With other text in the places of `mark` and a number of eight digits each: by number its
-        parts, and whether each may spell no control token. None where one did not come.
+        """A copy with other text in place of `mark` followed by an eight-digit number: by number,
+        its parts, and whether control tokens in each are plain text. None if a number is missing.
         """
 
     def before(self, mark: str) -> Rendering | None:
-        """What stands in front of the last place where `mark` came with the arguments; None where
-        it did not.
-        """
+        """The part before the last `mark` that came from the arguments; None if there is none."""

@@ -28,39 +28,39 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that a model asks for."""
+    """A model's call of a tool."""
 
-    #: Nine letters and digits, which its result names.
+    #: Nine letters and digits; the reply refers to it.
     id: str
-    #: The tool's. A model may name one that was not offered.
+    #: The tool's name. A model may name one that was not offered.
     name: str
-    #: As the model gave them: nothing says that they fit the tool before `run` does.
+    #: As the model wrote them; only `run` checks them against the tool.
     arguments: dict[str, Any]
 
     #: Of the function that was offered under this name.
     _function: ClassVar[Callable[..., Any] | None] = None
 
     def run(self) -> Any:
-        """Calls the function that was offered under this name, with the arguments in the types of
-        its annotations, and gives back what it gives; of an async function, what is to be awaited.
+        """Calls the function offered under this name, with the arguments converted to the types of
+        its annotations, and returns its result; for an async function, an awaitable.
 
-        Raises `ArgumentError` where no such function was offered or the arguments do not fit it,
-        and whatever the function raises.
+        Raises `ArgumentError` if no such function was offered or the arguments do not fit it, and
+        whatever the function raises.
         """
         if self._function is None:
             raise ArgumentError(
-                f"tool {self.name!r}: no function of this name was among the tools; tell the model "
-                "by reply(), or run what was offered as a dict yourself"
+                f"tool {self.name!r}: no function of this name was offered; tell the model "
+                "with reply(), or run it yourself if it was offered as a dict"
             )
         from onegraph.functions import call
 
         return call(self._function, self.arguments)
 
     def reply(self, result: Any) -> dict[str, Any]:
-        """The message that gives the model the result of this call, to go behind the message that
-        asks for it: a text as it is, anything else as JSON. An error may be told as a text.
+        """The message with the result of this call, to append after the message that made it: a
+        string as it is, anything else as JSON. Report an error as a string.
 
-        Raises `ArgumentError` for a result without JSON.
+        Raises `ArgumentError` for a result that JSON cannot represent.
         """
         from onegraph.functions import content
 
@@ -72,7 +72,7 @@ class ToolCall:
         return ToolCall, (self.id, self.name, self.arguments)
 
     def to_openai(self) -> dict[str, Any]:
-        """It as the OpenAI API gives it: the arguments as a text."""
+        """The call in the OpenAI API's form, with the arguments as a string."""
         said = json.dumps(self.arguments, ensure_ascii=False)
         function = {"name": self.name, "arguments": said}
         return {"id": self.id, "type": "function", "function": function}
@@ -80,7 +80,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class InvalidToolCall:
-    """A call that went wrong once it had begun: no tool can be run by it."""
+    """A call that started but is invalid: it runs no tool."""
 
     id: str
     name: str
@@ -106,7 +106,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallBegun:
-    """The model has begun to call a tool. Calls are numbered from 0 and follow one another."""
+    """A call has started. Calls are numbered from 0 and follow one another."""
 
     index: int
     id: str
@@ -115,7 +115,7 @@ class ToolCallBegun:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """More of a call's arguments: those of a call, joined, are a JSON object."""
+    """More of a call's arguments: concatenated, those of a call are a JSON object."""
 
     index: int
     arguments: str
@@ -123,7 +123,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnded:
-    """A call is whole."""
+    """A complete call."""
 
     index: int
     call: ToolCall
@@ -131,7 +131,7 @@ class ToolCallEnded:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFailed:
-    """A call that had begun went wrong."""
+    """A call that started but failed."""
 
     index: int
     call: InvalidToolCall

@@ -149,8 +149,8 @@ def text(name: str, value: object) -> str:
     except UnicodeEncodeError as e:
         raise ArgumentError(
             f"{name} = a str of {len(value)} characters: the character at index {e.start} is half "
-            "of a surrogate pair, which UTF-8 cannot spell; decode the bytes it came from as what "
-            "they are"
+            "of a surrogate pair, which UTF-8 cannot encode; decode its bytes with their "
+            "own encoding"
         ) from e
     return value
 
@@ -159,7 +159,7 @@ def word(name: str, value: object) -> str:
     """A short text, which the engine looks up."""
     found = text(name, value)
     if len(found) > SHOWN:
-        raise refused(name, found, "is too long to be any of the names there are")
+        raise refused(name, found, "is too long to be a valid name")
     return found
 
 
@@ -168,7 +168,7 @@ def texts(name: str, value: Any) -> list[str]:
     if isinstance(value, str):
         return [text(name, value)]
     if not isinstance(value, Collection) or isinstance(value, bytes | bytearray | Mapping):
-        raise refused(name, value, "must be a str or several")
+        raise refused(name, value, "must be a str or a list of them")
     return [text(name, item) for item in value]
 
 
@@ -186,7 +186,7 @@ def variables(name: str, value: Any, taken: Collection[str]) -> dict[str, Any]:
     found = {text(name, key): item for key, item in mapping(name, value).items()}
     for key in taken:
         if key in found:
-            raise ArgumentError(f"{name} = {{{key!r}: ...}}: is not for the caller to set")
+            raise ArgumentError(f"{name} = {{{key!r}: ...}}: cannot be set by the caller")
     return found
 
 
@@ -202,10 +202,10 @@ def path(name: str, value: Any) -> str | os.PathLike[str]:
         too_long = any(len(part) > NAME_MAX for part in os.fsencode(spelled).split(b"/"))
         Path(spelled).expanduser()
     except UnicodeEncodeError as e:
-        raise refused(name, spelled, "no file can have this name") from e
+        raise refused(name, spelled, "not a valid file name") from e
     except RuntimeError as e:
         raise refused(name, spelled, f"{e}; give the whole path") from e
     if too_long or len(spelled) > PATH_MAX:
-        raise refused(name, spelled, "no file can have so long a name")
+        raise refused(name, spelled, "too long for a file name")
     found: str | os.PathLike[str] = value
     return found

@@ -25,7 +25,7 @@ __all__ = [
 
 #: What messages of other programs have beside their text, and what is said of it.
 UNREAD = ("image", "images", "audio", "audios", "video", "videos", "file", "files")
-UNREADABLE = "models here read text, so send text alone"
+UNREADABLE = "only text is supported"
 
 #: Words for how much a model is to think, and those of them that templates know.
 EFFORTS = {
@@ -91,7 +91,7 @@ def _message(name: str, message: Any) -> dict[str, Any]:
         raise arguments.refused(name, message, expected)
     found = dict(message)
     if "role" not in found:
-        raise ArgumentError(f'{name}: has no "role": say who speaks, such as "user"')
+        raise ArgumentError(f'{name}: has no "role": add one, such as "user"')
     arguments.text(f"{name} role", found["role"])
     for key in UNREAD:
         if found.get(key):
@@ -180,7 +180,7 @@ def _joined(name: str, content: Any) -> str:
             raise arguments.refused(here, part, expected)
         if kind != "text":
             raise arguments.refused(
-                f"{here} type", kind, 'only parts of type "text" are taken: models here read text'
+                f"{here} type", kind, 'must be "text": onegraph only supports text'
             )
         texts.append(arguments.text(f"{here} text", part.get("text")))
     return "".join(texts)
@@ -224,7 +224,7 @@ def render(
     if tools and rendering.text == made(None).text:
         raise ArgumentError(
             f"tools = {len(tools)} tools: the chat template has no place for them, so the model "
-            "would not see them; leave them out, say them in a message, or use a model that was "
+            "would not see them; leave them out, describe them in a message, or use a model "
             "trained to call tools"
         )
     return rendering
@@ -259,7 +259,7 @@ def _written(
     found = rendering.with_parts(mark, [_parts(asked, calls, name) for asked in marked])
     if found is None:
         raise ModelError(
-            f"{name}: the chat template leaves out the calls of a message and its text too; give "
+            f"{name}: the chat template drops both the calls and the text of a message; pass "
             "the conversation without calls, or use another chat_template"
         )
     return found
@@ -288,8 +288,8 @@ def _open(
     last = messages[-1]
     if last["role"] != "assistant":
         raise ArgumentError(
-            f"continue_final_message = True: the last of {name} is of role {last['role']!r}; it "
-            "goes on with a message of the assistant"
+            f"continue_final_message = True: the last of {name} has role {last['role']!r}; it must "
+            "be the assistant's"
         )
     if not last["content"]:
         raise ArgumentError(
@@ -302,7 +302,7 @@ def _open(
     found = rendering.before(mark)
     if found is None:
         raise ModelError(
-            "chat template: does not repeat the last message as it is, so none can be continued; "
+            "chat template: changes the last message, so it cannot be continued; "
             "leave continue_final_message out, or use another chat_template"
         )
     return found

@@ -52,9 +52,8 @@ class Embeds(Loaded):
 
     @property
     def pooling(self) -> Literal["last", "mean", "none", "cls", "rank"] | None:
-        """How the model's file says that an embedding is made of the hidden states of a text:
-        "last", "mean", "cls", "none", or "rank", which is not made here; None where it does not
-        say.
+        """The pooling that the model's file names: "last", "mean", "cls", "none", or "rank", which
+        `embed` does not support; None if it names none.
         """
         return self._engine.pooling
 
@@ -69,20 +68,20 @@ class Embeds(Loaded):
         progress: bool | Told | None = None,
         priority: int = 0,
     ) -> NDArray[np.float32]:
-        """A text as a vector, float32 [n_embd]; a list of texts as float32 [n_texts, n_embd]. A
-        text may be token ids, which are taken as they are. Alone and in a list it has the same
-        bits; `onegraph help embeddings` has more.
+        """Embeds a text as float32 [n_embd], or a list of texts as float32 [n_texts, n_embd]. A
+        text may be token ids, which are taken as they are. Its vector has the same bits alone and
+        in a list; see `onegraph help embeddings`.
 
-        pooling: "last" takes the hidden state behind the last token, "mean" the mean of all, "cls"
-            that of the first token, of encoders alone; None what the model's file says, and where
-            it says nothing "last", with a warning, or an encoder's "mean"
-        dimensions: the leading numbers of the vector alone, of models trained for that; None all
-        normalize: give it the length 1, after `dimensions`
-        truncate: leave the end of a text that is longer than the context out
-        progress, priority: as of `generate`
+        pooling: "last" takes the hidden state of the last token, "mean" the mean of all, "cls" that
+            of the first token (encoders only); None takes the file's, or if it has none "last",
+            with a warning, or an encoder's "mean"
+        dimensions: keep only this many leading numbers, for models trained for that; None keeps all
+        normalize: scale the vector to length 1, after `dimensions`
+        truncate: drop the end of a text that is longer than the context
+        progress, priority: as in `generate`
 
-        Raises `ContextError` for a text that is longer than the context, `ArgumentError` for a
-        pooling that is not made here and an argument out of range.
+        Raises `ContextError` for a text that is longer than the context, `ArgumentError` for an
+        unsupported pooling or an argument out of range.
         """
         texts = self._texts(text, pooling, dimensions, normalize, truncate)
         return self._collected(texts, progress, arguments.integer("priority", priority))
@@ -95,14 +94,15 @@ class Embeds(Loaded):
         progress: bool | Told | None = None,
         priority: int = 0,
     ) -> NDArray[np.float32]:
-        """How well each document answers a query, by a reranker: float32 [n_documents], from 0 to
-        1. A score has the same bits alone and among others; `onegraph help embeddings` has more.
+        """Scores with a reranker how well each document answers a query: float32 [n_documents],
+        from 0 to 1. A score has the same bits alone and among others; see
+        `onegraph help embeddings`.
 
-        query: what is looked for
-        documents: texts, which are scored each by itself
-        progress, priority: as of `generate`
+        query: what to search for
+        documents: texts, each scored separately
+        progress, priority: as in `generate`
 
-        Raises `ArgumentError` for a model that is no reranker, `ContextError` where a query and a
+        Raises `ArgumentError` for a model that is not a reranker, `ContextError` if a query and a
         document together are longer than the context.
         """
         texts = self._pairs(query, documents)
@@ -112,8 +112,8 @@ class Embeds(Loaded):
     async def arank(
         self, query: str, documents: Sequence[str], *, priority: int = 0
     ) -> NDArray[np.float32]:
-        """`rank` for asyncio: the event loop runs on meanwhile, and no thread waits. Cancelling the
-        task cancels it.
+        """`rank` for asyncio: blocks neither the event loop nor a thread. Cancelling the task
+        cancels the work.
         """
         urgency = arguments.integer("priority", priority)
         prepare = preparing(lambda: self._pairs(query, documents), documents)
@@ -172,8 +172,8 @@ class Embeds(Loaded):
         truncate: bool = False,
         priority: int = 0,
     ) -> NDArray[np.float32]:
-        """`embed` for asyncio: the event loop runs on meanwhile, and no thread waits. Cancelling
-        the task cancels it.
+        """`embed` for asyncio: blocks neither the event loop nor a thread. Cancelling the task
+        cancels the work.
         """
         urgency = arguments.integer("priority", priority)
         prepare = preparing(
@@ -239,7 +239,7 @@ class Embeds(Loaded):
         }
         if options["pooling"] == "rank":
             raise arguments.refused(
-                "pooling", "rank", "must be last, mean or cls; rank gives scores"
+                "pooling", "rank", "must be last, mean or cls; use rank() for scores"
             )
         cut = arguments.flag("truncate", truncate)
         if pooling is None:
@@ -285,5 +285,5 @@ class Embeds(Loaded):
             return np.empty((len(texts.ids), width), dtype=np.float32)
         except MemoryError as e:
             raise OutOfMemoryError(
-                f"vectors of {len(texts.ids)} texts: {e}; ask for fewer at a time"
+                f"vectors of {len(texts.ids)} texts: {e}; embed fewer at a time"
             ) from e

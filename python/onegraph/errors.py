@@ -21,11 +21,11 @@ __all__ = [
 
 
 class Error(Exception):
-    """What onegraph raises is of this class. What the caller's own code raises, a progress function
-    or the handler of Ctrl-C, passes through as it is.
+    """Base class of onegraph's exceptions. Exceptions from your own code, such as a progress
+    function or a Ctrl-C handler, pass through unchanged.
 
-    Its text may quote a file. It is given without what could steer a terminal, so that a traceback
-    is safe to print in any program; `args` has it as it was.
+    Its text may quote a file. `str` removes whatever could control a terminal, so tracebacks are
+    safe to print in any program; `args` has the original.
     """
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class ArgumentError(Error, ValueError):
 
 
 class ContextError(Error, ValueError):
-    """A prompt does not fit the context; the message names both numbers."""
+    """A prompt does not fit the context; the message names both lengths."""
 
 
 class OutOfMemoryError(Error, MemoryError):
@@ -53,7 +53,7 @@ class DeviceError(Error, RuntimeError):
 
 
 class FileError(Error, OSError):
-    """A file could not be read."""
+    """A file could not be read, written or downloaded."""
 
 
 class ClosedError(Error, RuntimeError):

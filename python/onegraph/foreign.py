@@ -75,9 +75,9 @@ def keywords(requested: Collection[str] = ()) -> Callable[[Callable[P, T]], Call
 
 def _instead(name: str, requested: Collection[str]) -> str | None:
     if now := MOVED.get(name):
-        return f"it is {now} now"
+        return f"use {now} instead"
     if name in requested:
-        return f"it belongs to a request, such as llm.generate(..., {name}=...)"
+        return f"pass it to a request, such as llm.generate(..., {name}=...)"
     return answer(name, is_keyword=True)
 
 
@@ -99,7 +99,7 @@ class Answering(ABCMeta):
 def unknown(of: object, owner: type, name: str) -> AttributeError:
     """The error for an attribute that is none."""
     if now := RENAMED.get((owner.__name__, name)):
-        said: str | None = f"it is {now} now"
+        said: str | None = f"use {now} instead"
     else:
         said = None if name.startswith("_") else answer(name, is_keyword=False)
     text = f"{owner.__name__} has no attribute {name!r}" + (f": {said}" if said else "")

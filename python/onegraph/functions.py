@@ -83,8 +83,8 @@ def offered(tools: Any) -> Offered:
         raise arguments.refused("tools", tools, "must be a list of functions or of dicts")
     if len(tools) > MOST_TOOLS:
         raise ArgumentError(
-            f"tools: {len(tools)} of them; at most {MOST_TOOLS} are taken: leave those out that "
-            "the conversation does not need"
+            f"tools: {len(tools)} of them; at most {MOST_TOOLS} are allowed: leave out those "
+            "that the conversation does not need"
         )
     schemas, functions = [], {}
     for i, tool in enumerate(tools):
@@ -100,7 +100,7 @@ def offered(tools: Any) -> Offered:
     called = Counter(schema["function"]["name"] for schema in schemas)
     for each, times in called.items():
         if times > 1:
-            raise ArgumentError(f"tools: {times} of them are called {arguments.shown(each)}")
+            raise ArgumentError(f"tools: {times} of them have the name {arguments.shown(each)}")
     return Offered(schemas, functions)
 
 
@@ -111,7 +111,7 @@ def _given(name: str, tool: Mapping[str, Any]) -> dict[str, Any]:
         found = {"type": "function", "function": found}
     kind = found.setdefault("type", "function")
     if kind != "function":
-        raise arguments.refused(f"{name} type", kind, 'only tools of type "function" are known')
+        raise arguments.refused(f"{name} type", kind, 'must be "function"')
     function = found.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ArgumentError(
@@ -137,8 +137,8 @@ def described(function: Callable[..., Any], name: str = "tool") -> dict[str, Any
     called = getattr(function, "__name__", None)
     if not isinstance(called, str) or not called.isidentifier():
         raise ArgumentError(
-            f"{name}: {called or type(function).__name__} has no name to call it by; "
-            "give a function that was made by def"
+            f"{name}: {called or type(function).__name__} has no name; "
+            "pass a function defined with def"
         )
     where = f"{name} {called}"
     try:
@@ -153,11 +153,11 @@ def described(function: Callable[..., Any], name: str = "tool") -> dict[str, Any
         here = f"{where}({each.name})"
         if each.kind is not each.POSITIONAL_OR_KEYWORD and each.kind is not each.KEYWORD_ONLY:
             raise ArgumentError(
-                f"{here}: a model gives arguments by name: no *args, **kwargs or positional-only "
-                "parameters"
+                f"{here}: models pass arguments by name: *args, **kwargs and positional-only "
+                "parameters are not supported"
             )
         if each.name not in hints:
-            raise ArgumentError(f"{here}: has no annotation that says what it takes, such as str")
+            raise ArgumentError(f"{here}: needs a type annotation, such as str")
         schema = _schema(hints[each.name], here, ())
         if each.name in said:
             schema["description"] = said[each.name]
@@ -250,7 +250,7 @@ def _schema(kind: Any, where: str, around: tuple[Any, ...]) -> dict[str, Any]:
         return {**schema, "uniqueItems": True} if listed in (set, frozenset) else schema
     if listed in (dict, Mapping, typing.MutableMapping):
         if args and _resolved(args[0]) is not str:
-            raise ArgumentError(f"{where}: {kind}: keys of JSON are texts; use dict[str, ...]")
+            raise ArgumentError(f"{where}: {kind}: JSON keys are strings; use dict[str, ...]")
         of = _schema(args[1], where, around) if args else {}
         return {"type": "object", "additionalProperties": of} if of else {"type": "object"}
     if isinstance(kind, type):
@@ -272,8 +272,7 @@ def _resolved(kind: Any) -> Any:
 def _indescribable(kind: Any, where: str) -> ArgumentError:
     shown = getattr(kind, "__name__", None) or str(kind)
     return ArgumentError(
-        f"{where}: {shown} cannot be described to a model; what can: {DESCRIBABLE}; or give the "
-        "whole tool as a dict"
+        f"{where}: {shown} is not supported; use {DESCRIBABLE}; or pass the whole tool as a dict"
     )
 
 
@@ -299,8 +298,7 @@ def _class_schema(kind: type, where: str, around: tuple[Any, ...]) -> dict[str, 
         return _enumerated([each.value for each in kind], where)
     if kind in around:
         raise ArgumentError(
-            f"{where}: {kind.__name__} holds one of its own kind; give the whole tool as a dict "
-            'with "$defs"'
+            f'{where}: {kind.__name__} is recursive; pass the whole tool as a dict with "$defs"'
         )
     made = getattr(kind, "model_json_schema", None)
     if callable(made):  # of Pydantic
@@ -475,7 +473,7 @@ def content(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, default=_jsonable)
     except (TypeError, ValueError, RecursionError) as e:
         raise ArgumentError(
-            f"result of a tool = a {type(value).__name__}: has no JSON ({e}); give a str"
+            f"result of a tool = a {type(value).__name__}: cannot be JSON ({e}); return a str"
         ) from e
 
 
@@ -489,4 +487,4 @@ def _jsonable(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json")
-    raise TypeError(f"{type(value).__name__} is none of its types")
+    raise TypeError(f"{type(value).__name__} is not one of its types")

@@ -88,10 +88,10 @@ class Generates(Loaded):
 
     @functools.cached_property
     def chat_template(self) -> _native.ChatTemplate | None:
-        """The template for conversations: the one given at loading, else that of the model's file;
-        None where it has none.
+        """The template for conversations: the one passed at loading, otherwise the model file's;
+        None if there is none.
 
-        Raises `ModelError` where it has a wrong one.
+        Raises `ModelError` if it is invalid.
         """
         return self._template or self._engine.chat_template
 
@@ -130,30 +130,31 @@ class Generates(Loaded):
         progress: bool | Told | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Any:
-        """Goes on from a prompt: a text, which is tokenized with the model's special tokens around
-        it, or token ids, which are taken as they are.
+        """Continues a prompt: a text, which is tokenized with the model's special tokens around it,
+        or token ids, which are taken as they are.
 
-        A list of prompts runs as one batch and gives a list of results, each equal to that of its
-        own call. With `stream`, the pieces come as they are made; leaving the stream cancels it.
+        A list of prompts runs as one batch and returns a list of results, each equal to that of its
+        own call. With `stream`, returns the pieces as they are generated; leaving the stream
+        cancels it.
 
-        as_completed: give an iterator of pairs, the place of a prompt and its result, in the order
-            in which they end. Prompts may then come from any iterable, which is read no further
-            than there is room to run: a million of them take no more memory than a few. Leaving
-            the iterator cancels what runs
-        n: give a list of so many results of each prompt, 1 to 1024. The seed of each is one above
-            that of the one before, or drawn where none is given; each equals its own call with the
-            seed that it names
-        suffix: fill the gap between the prompt and this text, by the model's own tokens for that;
-            an error where it has none
-        echo: let the text begin with the prompt's; `token_ids` and `logprobs` do not
-        priority: who goes first where there is not room for all, -100 to 100: the higher, and of
-            equals who came first. A step of it counts like 10 seconds of waiting, so that nobody
-            waits for ever
-        sampling: an `onegraph.Sampling`; keywords given beside it go first
-        progress: None draws a bar for a list on a terminal, True and False say so; or a function
-            that is called with what is going on, how many are done, and how many there are
+        as_completed: return an iterator over pairs of a prompt's index and its result, in order of
+            completion. Prompts may then come from any iterable, which is read only as fast as
+            requests can run: a million take no more memory than a few. Leaving the iterator cancels
+            running requests
+        n: return a list of this many results for each prompt, 1 to 1024. Each result's seed is one
+            above the previous, or random if none is given; each equals its own call with its seed
+        suffix: fill the gap between the prompt and this text, using the model's own
+            fill-in-the-middle tokens; an error if it has none
+        echo: start the text with the prompt's; `token_ids` and `logprobs` do not include it
+        priority: order when there is not room for all, -100 to 100: higher first, and first come
+            first served among equals. One step counts as 10 seconds of waiting, so no request waits
+            forever
+        sampling: an `onegraph.Sampling`; keywords override it
+        progress: True or False to show a progress bar or not, None to show it for a list in a
+            terminal; or a function, called with what is going on, how many are done, and how many
+            there are
 
-        Raises `ContextError` where a prompt leaves no room in the context, `ArgumentError` for a
+        Raises `ContextError` if a prompt leaves no room in the context, `ArgumentError` for a
         parameter out of range, `ClosedError` after `close`.
         """
         resolved = resolve(options, sampling)
@@ -224,32 +225,33 @@ class Generates(Loaded):
         progress: bool | Told | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Any:
-        """The model's answer to a conversation, such as `[{"role": "user", "content": "Hi"}]`,
-        put into words by its own chat template. A text is one message of the user. A list of
-        conversations runs as one batch and gives a list of results.
+        """Answers a conversation, such as `[{"role": "user", "content": "Hi"}]`, using the model's
+        own chat template. A string is a single user message. A list of conversations runs as one
+        batch and returns a list of results.
 
-        A content may be a list of text parts, as in the OpenAI API; they are joined.
+        A message's content may be a list of text parts, as in the OpenAI API; they are joined.
 
         tools: functions that the model may call, described by their annotations and docstrings, or
-            ready descriptions as the OpenAI API has them. `Result.tool_calls` are the calls that it
-            asks for. An error where its template has no place for tools or writes calls in no
-            format that is known; `onegraph help tools` has more
-        tool_choice: "none" leaves the tools out of the prompt, "required" has the answer call one,
-            {"type": "function", "function": {"name": ...}} has it call this one
-        parallel_tool_calls: False: an answer has one call at most
-        tool_format: the format of calls, where the template does not tell: one of those that the
-            error names
-        chat_template: a template in place of the model's: an `onegraph.ChatTemplate`, or its source
-        continue_final_message: go on with the last message, which is the assistant's, in place of a
-            new answer
-        template_kwargs: further variables of the template, such as {"enable_thinking": False}
-        parse_special: let messages, tools and variables spell control tokens such as `<|im_end|>`:
-            only where all of them are trusted. Without, only the template spells them, and their
+            descriptions in OpenAI's form. `Result.tool_calls` has the model's calls. An error if
+            the template has no place for tools or writes calls in an unknown format; see
+            `onegraph help tools`
+        tool_choice: "none" leaves the tools out of the prompt, "required" forces a call, {"type":
+            "function", "function": {"name": ...}} forces a call of this one
+        parallel_tool_calls: False limits an answer to one call
+        tool_format: the format of calls, if the template does not show it: one of those that the
+            error lists
+        chat_template: a template to use instead of the model's: an `onegraph.ChatTemplate`, or its
+            source
+        continue_final_message: continue the last message, which must be the assistant's, instead of
+            starting a new answer
+        template_kwargs: additional template variables, such as {"enable_thinking": False}
+        parse_special: parse control tokens such as `<|im_end|>` in messages, tools and variables:
+            only if all of them are trusted. By default only the template can write them, and their
             spelling elsewhere is plain text
-        as_completed, n, priority, sampling, progress: as for `generate`
+        as_completed, n, priority, sampling, progress: as in `generate`
 
-        Raises `ModelError` where the model has no template or the template refuses the messages,
-        and what `generate` raises.
+        Raises `ModelError` if the model has no template or the template refuses the messages, and
+        what `generate` raises.
         """
         resolved = resolve(options, sampling)
         urgency = arguments.integer("priority", priority)
@@ -296,9 +298,9 @@ class Generates(Loaded):
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Any:
-        """`generate` for asyncio: the event loop runs on while tokens are made, and no thread waits
-        for them. `await` gives what `generate` gives; `async for` the pieces of one prompt. Leaving
-        the loop early, or cancelling the task, cancels the generation. See `AsyncStream`.
+        """`generate` for asyncio: blocks neither the event loop nor a thread. `await` returns what
+        `generate` returns; `async for` iterates over the pieces of one prompt. Leaving the loop
+        early, or cancelling the task, cancels the generation. See `AsyncStream`.
         """
         resolved = resolve(options, sampling)
         urgency = arguments.integer("priority", priority)
@@ -348,7 +350,7 @@ class Generates(Loaded):
         sampling: Sampling | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Any:
-        """`chat` for asyncio, as `agenerate` is `generate`."""
+        """`chat` for asyncio, as `agenerate` for `generate`."""
         resolved = resolve(options, sampling)
         urgency = arguments.integer("priority", priority)
         return AsyncStream(
@@ -385,7 +387,7 @@ class Generates(Loaded):
         """What `generate` asks for. `parse_special` lets texts spell control tokens."""
         _native.check_sampling(options)  # said before anything is made tokens
         if (budget := options["thinking_token_budget"]) is not None:
-            expected = "what of a prompt's text is reasoning is not known; use chat"
+            expected = "only chat knows which text is reasoning; use it"
             raise arguments.refused("thinking_token_budget", budget, expected)
         many = batch("prompt", prompt)
         count = _outputs(n)
@@ -407,9 +409,7 @@ class Generates(Loaded):
             each = Ask(ids, options, name, front, is_chat=False)
             asks += _repeated(each, count)
         if echo and options["constraint"]:
-            raise ArgumentError(
-                "echo = True: a text that is held to a form has no prompt in front of it"
-            )
+            raise ArgumentError("echo = True: cannot be combined with structured output")
         self._compile(asks)
         return Job(asks, many is not None, n)
 
@@ -428,7 +428,9 @@ class Generates(Loaded):
         """
         tokenizer = self._tokenizer
         if tokenizer.infill_ids is None:
-            expected = "this model has no tokens for filling a gap; leave it out, or take a coder"
+            expected = (
+                "this model has no fill-in-the-middle tokens; leave it out, or use a coding model"
+            )
             raise arguments.refused("suffix", suffix, expected)
         before, behind, middle = tokenizer.infill_ids
         encode = functools.partial(self._engine.encode, add_special=False)
@@ -587,14 +589,14 @@ class Generates(Loaded):
             return self._read_template(given)
         if self._engine.looks_ahead:
             raise ModelError(
-                f"{self.path.name}: the model is an encoder, which sees a whole text at once and "
-                "goes on from none; embed makes vectors of texts with it"
+                f"{self.path.name}: the model is an encoder, which cannot generate text; use "
+                "embed for vectors of texts"
             )
         template = self.chat_template
         if template is None:
             raise ModelError(
-                f"{self.path.name} has no chat template: use generate, or a model that was "
-                "trained to chat; chat_template= takes a template from elsewhere"
+                f"{self.path.name} has no chat template: use generate, a model "
+                "trained to chat, or pass chat_template="
             )
         return template
 
@@ -729,10 +731,10 @@ def _check_several(name: str, given: Any, part: type, stream: Any, n: int | None
     """That results can be given as they end: of several, where one is a text or begins with a
     `part`."""
     if arguments.flag("stream", stream) or n is not None:
-        raise ArgumentError("as_completed = True: goes with neither stream nor n")
+        raise ArgumentError("as_completed = True: cannot be combined with stream or n")
     is_one = isinstance(given, str | Mapping) or not isinstance(given, Iterable)
     if is_one or (arguments.is_sequence(given) and len(given) and isinstance(given[0], part)):
-        raise ArgumentError(f"as_completed = True: {name} is one alone; give a list of several")
+        raise ArgumentError(f"as_completed = True: {name} is a single one; pass a list")
 
 
 def _offered(tools: Any, choice: Any, tool_format: Any) -> Offered:

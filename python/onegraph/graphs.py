@@ -1,4 +1,4 @@
-"""CUDA graphs of an `LLM`: what is captured, and what it says of them."""
+"""CUDA graphs of an `LLM`: options and reports."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ def check_text() -> str:
 @foreign.options
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions:
-    """Which decode steps are captured, and how they run: the `graph` of `LLM`. Without effect on
-    the CPU.
+    """Which decode steps are captured, and how they run: the `graph` option of `LLM`. It has no
+    effect on the CPU.
 
-    Raises `ArgumentError` for a value of the wrong form and an unknown mode; sizes are checked at
-    loading.
+    Raises `ArgumentError` for a value of the wrong form or an unknown mode; sizes are checked at
+    load.
     """
 
-    #: "full" captures a decode step as one graph; "piecewise" as graphs between its attentions,
-    #: which are launched by themselves; "full_and_piecewise" as one graph up to the largest size
-    #: and in pieces above it; "none" launches every kernel by itself.
+    #: "full" captures a decode step as one graph; "piecewise" as graphs between its attention
+    #: kernels, which are launched separately; "full_and_piecewise" as one graph up to the largest
+    #: size and piecewise above it; "none" launches every kernel separately.
     mode: GraphMode = "full"
     #: Batch sizes to capture; None takes powers of two, then steps.
     batch_sizes: Sequence[int] | None = None
     #: The largest size to capture; None takes the `max_batch` of the model.
     max_batch: int | None = None
-    #: Round a batch up to a captured size by rows that change nothing; without, a batch of another
-    #: size is launched kernel by kernel.
+    #: Round a batch up to a captured size with padding rows; if False, a batch of another size is
+    #: launched kernel by kernel.
     padding: bool = True
-    #: Programmatic dependent launch; None uses it where the card has it.
+    #: Programmatic dependent launch; None uses it if the card supports it.
     pdl: bool | None = None
 
     def __post_init__(self) -> None:
@@ -70,17 +70,17 @@ class GraphOptions:
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """A decode step that was captured."""
+    """A captured decode step."""
 
     kind: Literal["full", "piecewise"]
     #: Rows of the step.
     batch_size: int
-    #: Graphs that it consists of, and the kernels in them.
+    #: Its graphs, and the kernels in them.
     graphs: int
     nodes: int
-    #: What capture took, warm-up and compilation included.
+    #: Time of the capture, including warm-up and compilation.
     seconds: float
-    #: Device memory that the driver took for it.
+    #: Device memory that the driver allocated for it.
     bytes: int
 
 
@@ -94,11 +94,11 @@ class GraphStats:
     batch_sizes: list[int]
     #: In the order of capture.
     captured: list[CapturedStep]
-    #: Decode steps that were one replay, replays in pieces, or launched kernel by kernel.
+    #: Decode steps that were a single replay, replays in pieces, or launched kernel by kernel.
     full: int
     piecewise: int
     eager: int
-    #: Of the eager steps, how many missed each condition of a replay.
+    #: For eager steps, how many missed each condition of a replay.
     missed: dict[str, int]
 
     @classmethod
@@ -119,22 +119,22 @@ class StepCheck:
     """How a captured decode step compares with the same step launched kernel by kernel."""
 
     kind: Literal["full", "piecewise"]
-    #: Rows of the step, and those of them that had a sequence; the others were padding.
+    #: Rows of the step, and how many of them had a sequence; the others were padding.
     batch_size: int
     sequences: int
-    #: Steps compared, one a token.
+    #: Steps compared, one per token.
     steps: int
     #: Logits compared, and those too far from the eager ones.
     logits: int
     logits_wrong: int
-    #: Largest distance of a logit; infinite where one of a pair is not a number.
+    #: Largest difference of a logit; infinite if one of the two is NaN.
     max_difference: float
     #: Bytes of keys and values compared, and those that differ.
     kv_bytes: int
     kv_bytes_wrong: int
     #: Steps after which the drawn token, the position or the finished flag of a sequence differ.
     states_wrong: int
-    #: Whether all is as it was asked to be.
+    #: Whether everything is within its limits.
     ok: bool
 
 
@@ -146,7 +146,7 @@ class GraphVerification:
 
     @property
     def ok(self) -> bool:
-        """Whether every captured step gave what the eager one gave."""
+        """Whether every captured step gave the same as the eager one."""
         return all(step.ok for step in self.steps)
 
     @classmethod
@@ -162,12 +162,13 @@ class GraphVerification:
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment of a kernel's blocks in a replay: microseconds from the first stamp of the step."""
+    """A point in a kernel's blocks during a replay: microseconds from the step's first stamp."""
 
-    #: "begun"; "asked": the first weights, keys or values were; "waited": the preceding kernel has
-    #: ended; "ready": activations are there; "summed": the block's own sums are; "ended".
+    #: "begun"; "asked": the first weights, keys or values were requested; "waited": the preceding
+    #: kernel has ended; "ready": activations are loaded; "summed": the block's own sums are done;
+    #: "ended".
     name: str
-    #: Of the first block that came to it, the middle one, and the last.
+    #: When the first block reached it, the median block, and the last.
     first: float
     median: float
     last: float
@@ -175,21 +176,21 @@ class Moment:
 
 @dataclass(frozen=True)
 class KernelStamps:
-    """When the blocks of a kernel came to which moment of a replay."""
+    """When the blocks of a kernel reached each point of a replay."""
 
-    #: SMs that had a block of it, and those that had several.
+    #: SMs that had one of its blocks, and those that had several.
     sms: int
     crowded: int
-    #: In their order; those that the kernel has.
+    #: In order; only those that the kernel has.
     moments: list[Moment]
 
     def at(self, name: str) -> Moment | None:
-        """The moment of that name, where the kernel has it."""
+        """The moment of that name, if the kernel has it."""
         return next((moment for moment in self.moments if moment.name == name), None)
 
     @classmethod
     def from_figures(cls, figures: dict[str, Any] | None) -> KernelStamps | None:
-        """The figures as the engine writes them; None where there are none."""
+        """The figures as the engine writes them, if any."""
         if figures is None:
             return None
         moments = [Moment(**moment) for moment in figures["moments"]]
@@ -204,36 +205,36 @@ class GraphKernel:
     kernel: str
     #: Kind and what it works on.
     label: str
-    #: Time from the end of its predecessor, launched by itself; microseconds.
+    #: Time from the end of its predecessor, when launched separately; microseconds.
     us: float
     #: Bytes of weights that it reads.
     bytes: int
-    #: All bytes that it has to read and write: weights, keys and values, rows of activations.
+    #: All bytes that it must read and write: weights, keys and values, rows of activations.
     moved: int
-    #: Operations of products, attention and recurrences: two of a multiplication and its addition.
+    #: Operations of products, attention and recurrences; a multiply-add counts as two.
     operations: int
     grid: tuple[int, int, int]
-    #: Threads a block, and bytes of dynamic shared memory.
+    #: Threads per block, and bytes of dynamic shared memory.
     block: int
     shared: int
-    #: Where they were asked for.
+    #: If requested.
     stamps: KernelStamps | None = None
 
 
 @dataclass(frozen=True)
 class GraphProfile:
-    """What a captured decode step, or the passes of a prompt, consist of, and how long their parts
-    take by the card's clock."""
+    """The parts of a captured decode step, or of the passes of a prompt, and their times by the
+    GPU's clock."""
 
     device: str
     kind: Literal["full", "piecewise", "eager"]
-    #: Rows of the step; of a prompt 1, and its tokens, 0 of a step.
+    #: Rows of the step, or 1 for a prompt; and the prompt's tokens, or 0 for a step.
     batch_size: int
     prompt: int
-    #: Tokens of each sequence before.
+    #: Earlier tokens of each sequence.
     position: int
     graphs: int
-    #: Of all graphs.
+    #: In all graphs.
     nodes: int
     edges: int
     #: Edges across which the successor may start early.
@@ -243,19 +244,19 @@ class GraphProfile:
     #: All of it replayed, and launched kernel by kernel; microseconds.
     replay_us: float
     eager_us: float
-    #: A kernel that does nothing, launched by itself: what of a kernel's time is its start and end.
-    #: In a replay the ends of kernels and the starts of those behind them overlap.
+    #: An empty kernel, launched separately: the share of a kernel's time that is its start and end.
+    #: In a replay, the end of a kernel overlaps with the start of the next.
     boundary_us: float
-    #: Gigabytes (1e9 bytes) a second that a kernel reads that does nothing else.
+    #: Gigabytes (1e9 bytes) per second of a kernel that only reads.
     read_peak_gb_s: float
-    #: 1e12 operations a second of a kernel that only multiplies float16.
+    #: 1e12 operations per second of a kernel that only multiplies float16.
     multiply_peak_tflop_s: float
-    #: In their order.
+    #: In order.
     kernels: list[GraphKernel]
 
     @property
     def bytes(self) -> int:
-        """Bytes of weights that are read."""
+        """Bytes of weights read."""
         return sum(k.bytes for k in self.kernels)
 
     @property

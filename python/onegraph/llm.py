@@ -57,51 +57,53 @@ REQUESTED = {*Prompting.__annotations__, *Chatting.__annotations__, "n", "stream
 
 
 class LLM(Generates, Embeds, metaclass=foreign.Answering):
-    """A model, loaded and ready. Any number of threads may use it at once.
+    """A loaded model, ready to use. Threads may share it.
 
-    model: a name such as "smollm2", "llama3.2" or "qwen3.5:4b", the path of a GGUF file (of a split
-        one, the first shard), "hf:user/repo/file.gguf", "hf:user/repo:Q4_K_M" or "ollama:name:tag"
-    device: "cpu", "cuda", "cuda:1", or "auto": the CPU only where no NVIDIA card is
-    n_ctx: tokens that one sequence may have, prompt and output together; None takes the context
-        that the model was trained for, at most 8192, and on a GPU at most what its memory holds,
-        with a warning. More than it was trained for is an error
-    max_batch: sequences that run together, 1 to 1024; further requests wait
-    kv_type: encoding of keys and values: "i16" or, half as long and less exact, "q8_0", both with
-        logits of the same bits on the CPU and on every card; or, on the CPU alone, "f32"
-    kv_tokens: tokens whose keys and values there is memory for, of all sequences together; None
-        takes `max_batch` times `n_ctx`. With fewer, sequences share what there is, and where it
-        runs out the last of them is preempted until there is room: see `onegraph help cache`
-    kv_host_bytes: bytes of the host's memory for those that are preempted; None takes 8 GiB, but at
-        most a quarter of what is available. Requests that could need more than both together wait
-    prefix_cache: keep the keys and values of tokens that were read or generated, as long as nobody
-        needs their room, so that a prompt that begins with the same tokens is read from where it
-        goes on by itself; the output has the same bits with it and without. Of layers that keep a
-        state of their own, such as Qwen3.5's, the state is kept at the end of each prompt and
-        answer, at the last multiple of 64 tokens before a prompt's end and every 2,048 tokens, and
-        a prompt is read from the last of these. `Result.usage` counts `cached_tokens`
-    prefix_host_bytes: bytes of the host's memory for what the device evicts, and for states.
-        None takes 8 GiB, but at most a quarter of what is available; without any, models with
-        states read every prompt whole
-    cache_dir: a folder where they survive the process; None keeps nothing. Its files tell what
-        prompts said, so only their owner may read them
-    cache_dir_bytes: bytes that its files may have; those used longest ago are deleted
-    threads: CPU threads; None takes as many as the machine runs at once
-    progress: None draws a bar on a terminal, True and False say so; or a function that is called
-        with what is going on, how much is done, and how much there is (or None)
-    chat_template: an `onegraph.ChatTemplate`, or the source of one, in place of the model's own. Of
-        a model of ollama's without one it is made of the Modelfile's TEMPLATE, if that is plain
+    model: a name such as "smollm2", "llama3.2" or "qwen3.5:4b", the path of a GGUF file (for a
+        split model, its first shard), "hf:user/repo/file.gguf", "hf:user/repo:Q4_K_M" or
+        "ollama:name:tag"
+    device: "cpu", "cuda", "cuda:1", or "auto", which uses the CPU only if there is no NVIDIA GPU
+    n_ctx: maximum tokens of one sequence, prompt and output together; None takes the model's
+        trained context, at most 8192, and on a GPU at most what its memory holds, with a warning.
+        More than the trained context is an error
+    max_batch: sequences that run at once, 1 to 1024; further requests wait
+    kv_type: type of keys and values: "i16" or, with half the bytes and less accuracy, "q8_0", both
+        with the same logits, bit for bit, on the CPU and every GPU; or, on the CPU only, "f32"
+    kv_tokens: tokens of keys and values to allocate, for all sequences together; None takes
+        `max_batch` times `n_ctx`. With fewer, sequences share them, and when they run out the last
+        sequence in line is preempted until there is room: see `onegraph help cache`
+    kv_host_bytes: bytes of host memory for preempted sequences; None takes 8 GiB, but at most a
+        quarter of what is available. Requests that could need more than both together wait
+    prefix_cache: cache the keys and values of prompts and outputs until their space is needed, so
+        that a prompt with a cached prefix is processed only from where it differs; the output has
+        the same bits either way. For layers with a recurrent state, such as Qwen3.5's, the state is
+        saved at the end of each prompt and output, at the last multiple of 64 tokens before a
+        prompt's end and every 2,048 tokens, and a prompt continues from the last of these.
+        `Result.usage` counts `cached_tokens`
+    prefix_host_bytes: bytes of host memory for prefixes evicted from the device, and for states.
+        None takes 8 GiB, but at most a quarter of what is available; with 0, models with states
+        process every prompt in full
+    cache_dir: a folder where prefixes survive the process; None for no folder. Its files reveal
+        prompts, so only their owner may read them
+    cache_dir_bytes: maximum size of its files; the least recently used are deleted
+    threads: CPU threads; None takes all that the machine has
+    progress: True or False to show a progress bar or not, None to show it in a terminal; or a
+        function, called with what is going on, how much is done, and the total (or None)
+    chat_template: an `onegraph.ChatTemplate`, or the source of one, instead of the model's own. For
+        a model of ollama's without one, it is built from the Modelfile's TEMPLATE, if that is
+        simple
 
-    On a GPU, and without effect on the CPU:
+    These apply to GPUs only:
 
     graph: an `onegraph.GraphOptions`: which decode steps are captured, and how they run
-    warmup: capture all sizes and compile all that prompts and steps need while loading, not at
-        first need, so that nobody who runs waits for it when others join
-    prefill_chunk: most tokens of a prompt in one pass, a power of two from 64 to 4096; larger
-        ones take more memory
+    warmup: capture all sizes and compile all kernels during the load instead of on first use, so
+        that running requests never wait for it
+    prefill_chunk: maximum tokens of a prompt per pass, a power of two from 64 to 4096; larger ones
+        take more memory
 
-    Raises `ArgumentError` for an option out of range, `FileError` where the file cannot be read,
-    `ModelError` where it is damaged or not supported, `OutOfMemoryError`, and `DeviceError` where
-    the device is missing or cannot be used: there is no silent fallback.
+    Raises `ArgumentError` for an option out of range, `FileError` if the file cannot be read,
+    `ModelError` if it is damaged or not supported, `OutOfMemoryError`, and `DeviceError` if the
+    device is missing or unusable: there is no silent fallback.
     """
 
     @foreign.keywords(REQUESTED)
@@ -192,12 +194,13 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
             logger.debug("load, side by side: %s %.2f s", part, seconds)
         if reason := self._engine.unkept_kernels:
             logger.warning(
-                "compiled kernels are not kept, so the next load compiles them again: %s", reason
+                "compiled kernels could not be cached, so the next load compiles them again: %s",
+                reason,
             )
         if self._engine.n_ctx < self._engine.wanted_ctx:
             logger.warning(
-                "the card's memory holds a context of %d tokens, not %d; "
-                "a smaller max_batch leaves room for longer ones",
+                "GPU memory holds a context of %d tokens, not %d; "
+                "a smaller max_batch leaves room for a longer one",
                 self._engine.n_ctx,
                 self._engine.wanted_ctx,
             )
@@ -205,8 +208,8 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
     def tokenize(
         self, text: str, add_special: bool = True, parse_special: bool = False
     ) -> list[int]:
-        """Token ids of a text. `add_special` adds the tokens that the model expects around it;
-        `parse_special` lets the text spell control tokens: only for text that is trusted.
+        """Token ids of a text. `add_special` adds the special tokens that the model expects around
+        it; `parse_special` parses control tokens in the text: only for trusted text.
         """
         self._engine.check_open()
         return self._tokenizer.encode(text, add_special, parse_special)
@@ -225,15 +228,15 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         grammar: str | None = None,
         choice: Sequence[str] | None = None,
     ) -> bool:
-        """Whether a text is of a form, whole, as `generate` would hold one to it: tries a form, or
-        a text that was written for one, without the model.
+        """Whether a complete text conforms to a constraint as `generate` would enforce it: tests a
+        constraint, or a text written for one, without running the model.
 
-        Raises `ArgumentError` for a form that is none, and where not exactly one is given.
+        Raises `ArgumentError` for an invalid constraint, and unless exactly one is given.
         """
         form = {"schema": schema, "regex": regex, "grammar": grammar, "choice": choice}
         constraint = structured.constraint(form)
         if constraint is None:
-            raise ArgumentError(f"one of {', '.join(form)} is needed")
+            raise ArgumentError(f"give one of {', '.join(form)}")
         self._engine.check_open()
         return self._engine.fits(arguments.text("text", text), constraint)
 
@@ -242,8 +245,8 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
     ) -> NDArray[np.float32]:
         """Logits after each of `ids`: float32 [len(ids), n_vocab].
 
-        `path` says by which of its two ways the model computes them: "prefill" many tokens at a
-        time, "decode" each token by the step that generates.
+        `path` selects how the model computes them: "prefill", many tokens at a time, or "decode",
+        one token per generation step.
         """
         import numpy as np  # `import onegraph` must be quick
 
@@ -254,7 +257,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
             out = np.empty((len(tokens), self.n_vocab), dtype=np.float32)
         except MemoryError as e:
             raise OutOfMemoryError(
-                f"logits of {len(tokens)} tokens: {e}; ask for fewer at a time"
+                f"logits of {len(tokens)} tokens: {e}; use fewer at a time"
             ) from e
         self._engine.logits(tokens, by, out.reshape(-1))
         self._say_saturated()
@@ -265,16 +268,16 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
     @overload
     def score(self, text: Prompts, *, top: int = 0) -> list[list[Scored]]: ...
     def score(self, text: Any, *, top: int = 0) -> Any:
-        """How probable a text is to the model: of each of its tokens the natural logarithm of its
-        probability behind those before it, the bits that `generate` gives with `logprobs`. The
-        first one has none.
+        """Log-probabilities of a text: for each token, the natural logarithm of its probability
+        given those before it, bit for bit what `generate` returns as `logprobs`. The first token
+        has none.
 
-        text: a text, its tokens, or a list of either: then a list for each. To a text the tokens
-            are added that a prompt has
-        top: of each place, so many of the most probable tokens, 0 to 100
+        text: a text, token ids, or a list of either, which returns a list for each. A text gets the
+            same special tokens as a prompt
+        top: number of most probable tokens to return at each position, 0 to 100
 
-        Raises `ContextError` for a text that does not fit the context, `ArgumentError` for tokens
-        and a `top` out of range.
+        Raises `ContextError` for a text that does not fit the context, `ArgumentError` for token
+        ids or a `top` out of range.
         """
         many = batch("text", text)
         found = []
@@ -306,11 +309,11 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         *,
         cache_salt: str | None = None,
     ) -> int:
-        """Reads a prompt and saves its keys, values and states to a file, for `load_prefix` in a
-        process with the same model file, `kv_type`, kind of device and arithmetic; its salt is not
-        in it. The number of its tokens.
+        """Processes a prompt and saves its keys, values and states to a file, for `load_prefix` in
+        a process with the same model file, `kv_type`, kind of device and arithmetic; the salt is
+        not saved. Returns its number of tokens.
 
-        Raises `FileError` where the file cannot be written or the model keeps no prefixes.
+        Raises `FileError` if the file cannot be written or the model has no prefix cache.
         """
         if isinstance(prompt, str):
             ids = self.tokenize(arguments.text("prompt", prompt))
@@ -320,28 +323,28 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         return self._engine.save_prefix(ids, os.fspath(arguments.path("path", path)), salt)
 
     def load_prefix(self, path: str | os.PathLike[str], *, cache_salt: str | None = None) -> int:
-        """Keeps what `save_prefix` saved, under a `cache_salt`. The number of its tokens.
+        """Loads what `save_prefix` saved into the prefix cache, under a `cache_salt`. Returns its
+        number of tokens.
 
-        Raises `FileError` where the file is damaged or belongs to another model, `kv_type`, kind of
-        device or arithmetic. A checksum finds damage, not malice: load only what you trust.
+        Raises `FileError` if the file is damaged or belongs to another model, `kv_type`, kind of
+        device or arithmetic. A checksum detects damage, not malice: load only files you trust.
         """
         salt = None if cache_salt is None else arguments.text("cache_salt", cache_salt)
         return self._engine.load_prefix(os.fspath(arguments.path("path", path)), salt)
 
     @property
     def prefix_bytes(self) -> dict[str, int]:
-        """Bytes of prefixes in the host's memory ("host"), that may be there ("host_limit"), and
-        of the "files" in `cache_dir`.
+        """Bytes of cached prefixes in host memory ("host"), the limit of that ("host_limit"), and
+        bytes of the "files" in `cache_dir`.
         """
         host, limit, files, _ = self._engine.prefix_bytes()
         return {"host": host, "host_limit": limit, "files": files}
 
     @property
     def saturated_sequences(self) -> int:
-        """Sequences so far of whose keys or values some were finite and larger than the cache's
-        type holds: 1.1e15 for "i16", 8.3e6 for "q8_0". The largest that it holds
-        stands in their place, so that they are no longer the model's; the first time is logged as a
-        warning.
+        """Number of sequences so far with finite keys or values too large for the cache's type:
+        above 1.1e15 for "i16", 8.3e6 for "q8_0". They are clamped to the largest value that it
+        holds, so they differ from the model's; the first time is logged as a warning.
         """
         return self._engine.saturated_sequences
 
@@ -355,18 +358,18 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
     ) -> GraphVerification:
         """Compares captured decode steps with the same steps launched kernel by kernel.
 
-        Both are forced through `ids` (None takes the first tokens of a fixed text) from the same
-        state; before each replay every activation is made not-a-number, so that a kernel that the
-        graph lacks shows. Compared are all logits, the bytes of keys and values, and what is drawn.
-        `.ok` of the result says whether all are equal, `.steps` what was found for each captured
-        size. Other requests wait meanwhile.
+        Both process `ids` (None takes the first tokens of a fixed text) from the same state; before
+        each replay every activation is set to NaN, so that a kernel missing from the graph is
+        noticed. All logits, the bytes of keys and values, and the drawn tokens are compared. The
+        result's `.ok` says whether all are equal, `.steps` has the findings for each captured size.
+        Other requests wait meanwhile.
 
-        batch_sizes: sizes whose steps are compared; None takes those captured so far. Sequences
-            take as many rows as there are free slots, padding the others
+        batch_sizes: sizes to compare; None takes those captured so far. Sequences take as many rows
+            as there are free slots, and padding the others
         rtol, atol: a logit may differ from the eager `e` by atol + rtol * |e|; 0 and 0: by no bit
 
-        Raises `DeviceError` on a device without graphs, `ArgumentError` where nothing is captured
-        or a number is out of range.
+        Raises `DeviceError` on a device without graphs, `ArgumentError` if nothing is captured or a
+        number is out of range.
         """
         self._engine.check_open()
         if ids is None:
@@ -392,16 +395,18 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         dot: str | os.PathLike[str] | None = None,
         stamps: bool = False,
     ) -> GraphProfile:
-        """What the captured decode step of `batch_size` rows consists of, and how long its parts
-        take: medians of `repeats` measurements. Other requests wait meanwhile.
+        """The structure of the captured decode step of `batch_size` rows, and the time of its
+        parts: medians of `repeats` measurements. Other requests wait meanwhile.
 
-        prompt: instead of a step, the passes of a prompt of so many tokens and the draw behind it
+        prompt: profile the passes of a prompt of this many tokens and the draw after it, instead of
+            a step
         position: tokens of each sequence before the step or the prompt
-        dot: a file to write the graph to, in Graphviz' DOT language; several of a step in pieces
-        stamps: run a step with kernels that note when their blocks came to which moment, too
+        dot: a file to write the graph to, in Graphviz' DOT language; several files for a piecewise
+            step
+        stamps: also run a step with kernels that record when their blocks reach each point
 
-        Raises `DeviceError` on a device without graphs, `ArgumentError` where steps of this size
-        are not captured or a number is out of range.
+        Raises `DeviceError` on a device without graphs, `ArgumentError` if steps of this size are
+        not captured or a number is out of range.
         """
         self._engine.check_open()
         return GraphProfile.from_json(
@@ -416,12 +421,12 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         )
 
     def graph_stats(self) -> GraphStats | None:
-        """What was captured and how decode steps ran so far; None where there are no graphs."""
+        """What was captured and how decode steps ran so far; None if there are no graphs."""
         text = self._engine.graph_stats()
         return None if text is None else GraphStats.from_json(text)
 
     def stats(self) -> Stats:
-        """What waits, runs and is taken now, and what was done since loading; waits for nothing.
+        """What is waiting, running and in use now, and totals since loading; never blocks.
 
         Raises `ClosedError` after `close`.
         """
@@ -434,12 +439,12 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
 
     @property
     def kv_type(self) -> KvType:
-        """Encoding of keys and values: "i16", "q8_0", or on the CPU "f32"."""
+        """Type of keys and values: "i16", "q8_0", or on the CPU "f32"."""
         return self._kv_type
 
     @property
     def n_ctx(self) -> int:
-        """Tokens that one sequence may have, prompt and output together."""
+        """Maximum tokens of one sequence, prompt and output together."""
         return self._engine.n_ctx
 
     @property
@@ -449,7 +454,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
 
     @property
     def max_batch(self) -> int:
-        """Sequences that run together."""
+        """Sequences that run at once."""
         return self._engine.max_batch
 
     def close(self) -> None:
@@ -465,7 +470,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
 
     def __call__(self, *_args: Any, **_given: Any) -> NoReturn:
         raise TypeError(
-            "an LLM is not callable: llm.generate goes on from a prompt, llm.chat answers "
+            "an LLM is not callable: llm.generate continues a prompt, llm.chat answers "
             f"a conversation; {foreign.answer('llm', is_keyword=False)}"
         )
 

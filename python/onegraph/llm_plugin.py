@@ -28,15 +28,15 @@ __all__ = ["AsyncOnegraph", "Onegraph", "register_models"]
 #: Keywords of `LLM` and their meanings.
 LOADING = {
     "device": 'where the model runs: "auto", "cpu", "cuda" or "cuda:N"',
-    "n_ctx": "tokens that a conversation may have, the answer included",
-    "max_batch": "prompts that run together, of several threads or tasks (by itself 1)",
+    "n_ctx": "maximum tokens of a conversation, including the answer",
+    "max_batch": "prompts that run at once, from several threads or tasks (default 1)",
     "threads": "CPU threads",
 }
 
 
 def _option(name: str) -> Any:
     meaning = MEANING.get(name) or LOADING[name]
-    default = f" (by itself {DEFAULTS[name]!r})" if name in DEFAULTS else ""
+    default = f" (default {DEFAULTS[name]!r})" if name in DEFAULTS else ""
     return Field(default=None, description=meaning + default)
 
 
@@ -96,8 +96,7 @@ class Request:
         if not hasattr(prompt, "messages"):
             version = importlib.metadata.version("llm")
             raise ArgumentError(
-                f"llm {version} is older than 0.32, which onegraph's models need: run "
-                "`pip install -U llm` where it is installed"
+                f"llm {version} is older than 0.32, which onegraph needs: run `pip install -U llm`"
             )
         if prompt.schema is not None:
             self.sampling["schema"] = prompt.schema
@@ -128,7 +127,7 @@ def _plain(message: llm.Message) -> dict[str, str]:
         elif not isinstance(part, ReasoningPart):
             raise ArgumentError(
                 f"messages: a message of {message.role!r} has a {type(part).__name__}; onegraph's "
-                "models take text alone, without tools or attachments"
+                "plugin only supports text, without tools or attachments"
             )
     return {"role": message.role, "content": "".join(texts)}
 
@@ -139,8 +138,8 @@ def _ids(model: LLM, messages: list[dict[str, str]]) -> list[int]:
         return model.tokenizer.encode_rendering(model.chat_template.rendering(messages))
     if len(messages) != 1:
         raise ArgumentError(
-            f"messages: {len(messages)} were given, and {model.path.name} has no chat template: "
-            "without one it takes one prompt, and neither a system prompt nor a conversation"
+            f"messages: {len(messages)} were given, but {model.path.name} has no chat template: "
+            "give a single prompt, without a system prompt or a conversation"
         )
     return model.tokenize(messages[0]["content"])
 

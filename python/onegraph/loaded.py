@@ -44,9 +44,9 @@ class Loaded:
         """Once a model: that keys or values were too large for its cache."""
         if self._engine.saturated_sequences and self._unsaid_saturated.acquire(blocking=False):
             logger.warning(
-                "keys or values of a sequence are too large for a cache of %s and were clamped to "
-                'the largest that it holds. kv_type="i16" holds up to 1.1e15, and on the CPU "f32" '
-                "all of them; LLM.saturated_sequences counts such sequences",
+                "keys or values of a sequence are too large for a %s cache and were clamped. "
+                'kv_type="i16" holds up to 1.1e15, and on the CPU "f32" holds all; '
+                "LLM.saturated_sequences counts such sequences",
                 self._kv_type,
             )
 
@@ -56,9 +56,9 @@ class Loaded:
             return
         if self._engine.pooling in (None, "none") and self._unsaid_unpooled.acquire(blocking=False):
             logger.warning(
-                "%s was not trained for embeddings, as its file names no pooling: texts of the "
-                "same meaning may have vectors far apart; take a model that was, such as %s, or "
-                'pass pooling="last", which is used here, to silence this',
+                "%s was not trained for embeddings (its file names no pooling), so similar "
+                "texts may have distant vectors; use a model that was, such as %s, or "
+                'pass pooling="last", the default here, to silence this',
                 self.path.name,
                 EMBEDDER,
             )

@@ -58,7 +58,7 @@ def batch(name: str, given: Any) -> list[Any] | None:
         return None
     parts = arguments.items(name, given, f"token ids or {name}s, or a str")
     if not parts:
-        raise ArgumentError(f"{name} = []: give a text, token ids, or a list of such {name}s")
+        raise ArgumentError(f"{name} = []: pass a str, token ids, or a list of such {name}s")
     # Of a long prompt's ids one look at each is more than a few milliseconds.
     if set(map(type, parts)) == {int}:
         return None
@@ -67,6 +67,6 @@ def batch(name: str, given: Any) -> list[Any] | None:
         return None
     if not all(is_text):
         raise ArgumentError(
-            f"{name}: tokens and {name}s are mixed; give one or a list of the other"
+            f"{name}: tokens and {name}s are mixed; pass one {name}, or a list of them"
         )
     return parts

@@ -1,8 +1,8 @@
-"""Many machines: a model as a step of a Ray data set, and behind Ray Serve.
+"""Ray integration: a model as a step of a Ray Data pipeline, and behind Ray Serve.
 
-`Generate` is a class for `Dataset.map_batches`, of which each actor loads the model once. `app`
-makes an application of Ray Serve, in Python or by `serve run onegraph.ray:app`. The extra `ray` has
-what both need; `onegraph help deploying` shows them.
+`Generate` is a class for `Dataset.map_batches`; each actor loads the model once. `app` builds a Ray
+Serve application, in Python or with `serve run onegraph.ray:app`. The extra `ray` installs what
+both need; see `onegraph help deploying`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SERVING = [name for name in inspect.signature(asgi).parameters if name != "llm"]
 
 
 class Generate:
-    """Answers the rows of a batch together, by a model that is loaded once: a class for
+    """Answers the rows of a batch together, with a model that is loaded once: a class for
     `Dataset.map_batches` of Ray Data.
 
         rows.map_batches(
@@ -51,17 +51,17 @@ class Generate:
         )
 
     A batch keeps its columns and gets `generated_text`, `finish_reason`, `num_input_tokens`,
-    `num_generated_tokens` and `error`. A row that cannot be answered, such as one that does not fit
-    the context, has the reason in `error`, "error" as `finish_reason`, and no text; `error` of the
-    others is "". What is wrong with the model or its device ends the batch.
+    `num_generated_tokens` and `error`. A row that cannot be answered, such as one that exceeds the
+    context, has the reason in `error`, "error" as `finish_reason`, and no text; for other rows
+    `error` is "". An error of the model or its device ends the batch.
 
-    prompt, messages: the name of the column of prompts, texts or token ids, or of the one of
-        conversations; one of the two
-    load: keywords of `LLM`; as `max_batch`, rows that run together, take the `batch_size`
-    prefix: what the names of the new columns begin with
-    errors: "raise" lets the first row that cannot be answered end the batch, and with it the job
+    prompt, messages: the name of the column of prompts (strings or token ids), or of the column of
+        conversations; exactly one of the two
+    load: keywords of `LLM`; set `max_batch`, the rows that run at once, to the `batch_size`
+    prefix: prefix of the new columns' names
+    errors: "raise" ends the batch, and with it the job, at the first row that cannot be answered
 
-    Raises `ArgumentError` for a wrong option, and for a column that is missing or in the way; and
+    Raises `ArgumentError` for a wrong option, or a column that is missing or already exists; and
     what `LLM` raises.
     """
 
@@ -80,7 +80,7 @@ class Generate:
         """Loads the model."""
         if (prompt is None) == (messages is None):
             raise ArgumentError(
-                f"prompt = {prompt!r}, messages = {messages!r}: name the one column to answer"
+                f"prompt = {prompt!r}, messages = {messages!r}: set exactly one of them to a column"
             )
         if errors not in ("column", "raise"):
             raise arguments.refused("errors", errors, 'must be "column" or "raise"')
@@ -104,14 +104,14 @@ class Generate:
             )
         if self._column not in batch:
             raise ArgumentError(
-                f"column {self._column!r}: is not in the batch, which has {', '.join(batch)}"
+                f"column {self._column!r}: not in the batch, which has {', '.join(batch)}"
             )
         # Ray calls it in a thread without a loop.
         answers = asyncio.run(self._answers([plain(each) for each in batch[self._column]]))
         new = {self._prefix + name: column for name, column in columns(answers).items()}
         if taken := [name for name in new if name in batch]:
             raise ArgumentError(
-                f"column {taken[0]!r}: is in the batch already; give the new ones a prefix"
+                f"column {taken[0]!r}: is already in the batch; set prefix= for the new columns"
             )
         if wrong := [each for each in answers if isinstance(each, Error)]:
             logger.warning(
@@ -172,21 +172,21 @@ def plain(value: Any) -> Any:
 
 
 def app(args: Mapping[str, Any]) -> Application:
-    """An application of Ray Serve: each replica loads the model and serves `onegraph.asgi`.
+    """A Ray Serve application: each replica loads the model and serves `onegraph.asgi`.
 
-    args: `model`, and by name: `name`, by which requests name it (by itself as `model` has it, of a
-        file without folder and ending); `num_gpus` of a replica (1, on the CPU 0); `num_replicas`
-        (1); `max_ongoing_requests`, which a replica is given at once (twice its `max_batch`); and
-        keywords of `LLM` and of `onegraph.asgi`. Words, as `serve run` gives them, are read as JSON
-        where they are JSON
+    args: `model`, and optionally: `name`, the model's name in requests (by default as in `model`;
+        for a file, without folder and ending); `num_gpus` per replica (1, on the CPU 0);
+        `num_replicas` (1); `max_ongoing_requests` per replica (twice its `max_batch`); and keywords
+        of `LLM` and of `onegraph.asgi`. Strings, as from `serve run`, are parsed as JSON if they
+        are JSON
 
-    Raises `ArgumentError` where no model is named, or for a name that is none of these.
+    Raises `ArgumentError` for a missing model or an unknown name.
     """
     from ray import serve
 
     given = {name: value if name == "model" else _read(value) for name, value in args.items()}
     if not given.get("model"):
-        raise ArgumentError("model: is missing; give model=REFERENCE")
+        raise ArgumentError("model: missing; pass model=REFERENCE")
     model = arguments.text("model", given.pop("model"))
     on_cpu = given.get("device") == "cpu"
     max_batch = arguments.integer("max_batch", given.get("max_batch", 8))
@@ -200,7 +200,7 @@ def app(args: Mapping[str, Any]) -> Application:
     for each in given:
         if each not in (*LOADING, *SERVING):
             known = ", ".join([*OF_RAY, *LOADING, *SERVING])
-            raise ArgumentError(f"{each}: is no argument of this application, which takes {known}")
+            raise ArgumentError(f"{each}: is not an argument of this application; it takes {known}")
     load = {each: value for each, value in given.items() if each in LOADING}
     serving = {each: value for each, value in given.items() if each in SERVING}
 

@@ -1,4 +1,4 @@
-"""What a generation gives back."""
+"""Results of a generation."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ class Usage:
     """Token counts of a request."""
 
     prompt_tokens: int
-    #: Tokens of the result; the token that ended the text is not counted.
+    #: Tokens of the result, without the token that ended the text.
     completion_tokens: int
-    #: Of the prompt, those whose keys and values were there: see `prefix_cache` of `onegraph.LLM`.
+    #: Prompt tokens found in the cache: see `prefix_cache` of `onegraph.LLM`.
     cached_tokens: int
-    #: Tokens that `prompt_lookup_num_tokens` drafted, and those of them that were right.
+    #: Tokens that `prompt_lookup_num_tokens` drafted, and how many of them were right.
     drafted_tokens: int
     accepted_tokens: int
-    #: Of the result, those up to the end of the reasoning.
+    #: Tokens of the result up to the end of the reasoning.
     reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Wall clock of a request, in seconds, and rates, in tokens a second."""
+    """Wall-clock times of a request, in seconds, and rates, in tokens per second."""
 
     #: Loading the model.
     load_seconds: float
-    #: From the call to the first work on it.
+    #: From the call to the start of processing.
     queue_seconds: float
-    #: From there to the first token; of a prompt in the cache only what is not in it.
+    #: From there to the first token; a cached prefix takes no time.
     prefill_seconds: float
     #: From the first token to the last.
     decode_seconds: float
     prefill_tokens_per_second: float
-    #: Tokens after the first, by `decode_seconds`.
+    #: Tokens after the first, divided by `decode_seconds`.
     decode_tokens_per_second: float
-    #: The same without the time for choosing tokens and making text.
+    #: The same without the time for sampling and text.
     decode_tokens_per_second_without_sampling: float
 
 
@@ -63,8 +63,8 @@ class TokenLogprob:
     logprob: float
     #: The most probable tokens and their log-probabilities, best first.
     top: tuple[TopLogprob, ...]
-    #: The token's text, of a control token its spelling. What is no whole character of its own
-    #: stands as U+FFFD; `Tokenizer.token_bytes` gives the bytes.
+    #: The token's text; for a control token, its spelling. Incomplete characters are U+FFFD;
+    #: `Tokenizer.token_bytes` returns the bytes.
     text: str
 
     def to_openai(self) -> dict[str, Any]:
@@ -75,13 +75,12 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A token of a text that was there, from `LLM.score`. Of the first one nothing more is known:
-    no place stands before it."""
+    """A token of a text passed to `LLM.score`. The first has only its id and text."""
 
     token_id: int
-    #: Natural logarithm of its probability behind the tokens before it.
+    #: Natural logarithm of its probability given the tokens before it.
     logprob: float | None
-    #: Its place among all tokens by probability, the most probable one at 1.
+    #: Its rank among all tokens by probability, 1 for the most probable.
     rank: int | None
     #: The most probable tokens and their log-probabilities, best first.
     top: tuple[TopLogprob, ...]
@@ -96,18 +95,18 @@ def _openai_token(token_id: int, logprob: float, text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new in a stream. Printed, it is its text."""
+    """New output of a stream. `str` gives its text."""
 
-    #: Whole characters only; text that may become a stop string waits for a later piece.
+    #: Whole characters only; text that may become a stop string is held back for a later piece.
     text: str
     token_ids: list[int]
     #: Set on the last piece; see `Result`.
     finish_reason: Literal["stop", "length", "cancelled", "tool_calls"] | None
-    #: One for each of `token_ids` where `logprobs` was given.
+    #: One per token of `token_ids`, if `logprobs` was given.
     logprobs: list[TokenLogprob] | None
-    #: What is new of the reasoning.
+    #: New reasoning.
     reasoning: str = ""
-    #: All that is new of an answer to a conversation, text and reasoning too, in order.
+    #: For an answer to a conversation, everything new in order, including text and reasoning.
     events: list[AnswerEvent] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -116,41 +115,43 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished generation. Printed, it is its text."""
+    """A finished generation. `str` gives its text."""
 
-    #: The generated text, without the stop string; with `echo`, behind the prompt's.
+    #: The generated text, without the stop string; with `echo`, after the prompt's text.
     text: str
-    #: The generated tokens, without the one that ended the text, and without the prompt's.
+    #: The generated tokens, without the token that ended the text and without the prompt's.
     token_ids: list[int]
-    #: "stop": the model ended its text, or a stop string or stop token came up. "length":
-    #: `max_tokens`, or the context is full. "cancelled": the stream was cancelled. "tool_calls":
-    #: the model calls tools; what came behind a whole call may be cut.
+    #: "stop": the model ended its text, or a stop string or stop token occurred. "length":
+    #: `max_tokens` was reached, or the context is full. "cancelled": the stream was cancelled.
+    #: "tool_calls": the model called tools; text after a complete call may be cut off.
     finish_reason: Literal["stop", "length", "cancelled", "tool_calls"]
-    #: Of "length", which of the two cut it; of "tool_calls", what cut the text behind the calls.
+    #: For "length", which limit was reached; for "tool_calls", what cut off the text after the
+    #: calls.
     cut: Literal["max_tokens", "context"] | None
-    #: Of "stop", the stop string, or the id of the token that ended it.
+    #: For "stop", the stop string, or the id of the token that ended it.
     stop_reason: str | int | None
     usage: Usage
     timings: Timings
-    #: One for each of `token_ids` where `logprobs` was given.
+    #: One per token of `token_ids`, if `logprobs` was given.
     logprobs: list[TokenLogprob] | None
-    #: What the draws depended on; the same seed gives the same text.
+    #: The seed of the draws; the same seed gives the same text.
     seed: int
     #: The file of the model.
     model: str
-    #: Whether it answers a conversation.
+    #: Whether it is an answer to a conversation.
     is_chat: bool
-    #: When it ended: seconds since 1970.
+    #: When it finished: seconds since 1970.
     created: float
-    #: Of an answer to a conversation, what the model thought before it, where it shows that.
+    #: For an answer to a conversation, the model's reasoning, if it shows any.
     reasoning: str | None = None
-    #: The calls that it asks for.
+    #: The model's tool calls.
     tool_calls: list[ToolCall] = field(default_factory=list)
-    #: Calls that went wrong, with the reason.
+    #: Invalid calls, with the reason.
     invalid_tool_calls: list[InvalidToolCall] = field(default_factory=list)
-    #: Of the prompt's tokens, as `LLM.score` gives them, where a server was asked for them.
+    #: Log-probabilities of the prompt's tokens, as from `LLM.score`, if a server request asked for
+    #: them.
     prompt_logprobs: list[Scored] | None = field(default=None, repr=False)
-    #: The `schema` that the text was held to.
+    #: The `schema` that the text was constrained to.
     schema: Any = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -158,10 +159,10 @@ class Result:
 
     @property
     def parsed(self) -> Any:
-        """The value of a text that was held to a `schema`: of the type, where one was given, else
-        as JSON has it. None without a schema, and where the text was cut off, or calls tools.
+        """The value of a text constrained to a `schema`: an instance of the type if one was given,
+        otherwise plain JSON. None without a schema, or if the text was cut off or calls tools.
 
-        Raises `ArgumentError` where the type refuses what its schema allows.
+        Raises `ArgumentError` if the type rejects what its schema allows.
         """
         if self.schema is None or self.finish_reason != "stop":
             return None
@@ -169,8 +170,7 @@ class Result:
 
     @property
     def message(self) -> dict[str, Any]:
-        """It as the message of the assistant, to go on the end of the conversation that it answers:
-        text, calls and reasoning."""
+        """The assistant's message, to append to the conversation: text, calls and reasoning."""
         said: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning is not None:
             said["reasoning_content"] = self.reasoning
@@ -182,8 +182,9 @@ class Result:
         return said
 
     def to_openai(self) -> dict[str, Any]:
-        """It as the OpenAI API gives it: a `chat.completion` of an answer to a conversation, else a
-        `text_completion`. That API has no word for "cancelled": the finish reason is then None.
+        """The result in the OpenAI API's form: a `chat.completion` for an answer to a conversation,
+        otherwise a `text_completion`. That API has no word for "cancelled": the finish reason is
+        then None.
         """
         kind, prefix = (
             ("chat.completion", "chatcmpl") if self.is_chat else ("text_completion", "cmpl")

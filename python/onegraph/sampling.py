@@ -1,4 +1,4 @@
-"""How tokens are chosen: the keywords that `generate`, `chat` and their `async` forms share."""
+"""How tokens are sampled: the keywords that `generate`, `chat` and their `async` versions share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["DEFAULTS", "Sampling", "SamplingOptions"]
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Keywords of generating, each as the field of `Sampling`; their defaults are in `DEFAULTS`."""
+    """Sampling keywords; each is a field of `Sampling`. Their defaults are in `DEFAULTS`."""
 
     max_tokens: int | None
     temperature: float
@@ -62,48 +62,48 @@ FLOATS = [name for name, default in DEFAULTS.items() if isinstance(default, floa
 
 #: What each means; appended to the docstrings of the methods that take them.
 MEANING: Mapping[str, str] = {
-    "max_tokens": "most tokens to generate; the context may end the text earlier. None: until the "
-    "text ends or the context is full",
-    "temperature": "divides the logits, 0 to 100; 0 is greedy, and no filter below matters then",
+    "max_tokens": "maximum tokens to generate; the context may end the text earlier. None: until "
+    "the text ends or the context is full",
+    "temperature": "divides the logits, 0 to 100; 0 is greedy and makes the filters below "
+    "irrelevant",
     "top_k": "keep the k most probable tokens; 0 keeps all",
-    "top_p": "of those, keep the most probable that have this probability together; 1 keeps all",
-    "min_p": "keep tokens at least this many times as probable as the best; 0 keeps all",
-    "repeat_penalty": "divides positive and multiplies negative logits of tokens that are in the "
-    "prompt or the output, 0.01 to 100; 1 is off",
+    "top_p": "of those, keep the most probable whose probabilities add up to this; 1 keeps all",
+    "min_p": "keep tokens at least this fraction as probable as the best; 0 keeps all",
+    "repeat_penalty": "divides positive and multiplies negative logits of tokens in the prompt or "
+    "the output, 0.01 to 100; 1 is off",
     "presence_penalty": "subtracted from the logits of tokens generated before, -2 to 2",
     "frequency_penalty": "subtracted for each time that a token was generated, -2 to 2",
-    "repeat_last_n": "the three penalties look at the last so many tokens of prompt and output "
-    "together; -1: at all of them, 0: at none, so that nothing is penalized",
+    "repeat_last_n": "the three penalties count the last N tokens of prompt and output together; "
+    "-1: all of them, 0: none, which turns penalties off",
     "logit_bias": "{token id: number to add to its logit}; -inf bans a token, inf forces one",
-    "seed": "0 to 2**64 - 1; a draw depends on it and on the index of the generated token alone. "
-    "None draws one, which the result names",
-    "stop": "a text, or several, before which the output ends",
-    "stop_token_ids": "ids of tokens at which the output ends, with `ignore_eos` too; they are no "
-    "part of it",
-    "logprobs": "give the log-probability of each token and this many best ones, 0 to 100",
-    "ignore_eos": "go on after tokens that end a text",
-    "prompt_lookup_num_tokens": "draft up to so many tokens a step, 0 to 31, from where the text's "
-    "last words stood before, and keep those that are right: the same result, sooner where it "
-    "repeats what was said; `onegraph help prompt-lookup` has more",
-    "schema": "the text is JSON of this form: a type (a Pydantic model, a dataclass, `list[int]`), "
-    "or a JSON schema; `Result.parsed` is its value. One of this and the next three may be given; "
-    "`onegraph help structured` has more",
-    "regex": "the whole text matches this regular expression, in the syntax of Rust's regex",
-    "grammar": "the text is of this grammar: Lark as llguidance has it, or GBNF",
-    "choice": "the text is one of these",
-    "cache_salt": "keys and values that were kept are found again under the same word alone, of at "
-    "most 1,024 bytes; None and the empty one are what all share who give none",
-    "thinking_token_budget": "of `chat`: close the reasoning of a model that reasons by its own "
-    "marker where it has had so many tokens; None: it ends where the model ends it",
+    "seed": "0 to 2**64 - 1; a draw depends only on it and the index of the generated token. "
+    "None picks a random one, which the result names",
+    "stop": "end the output before this text, or any of several",
+    "stop_token_ids": "token ids that end the output, even with `ignore_eos`; they are not part of "
+    "it",
+    "logprobs": "return the log-probability of each token and of this many best ones, 0 to 100",
+    "ignore_eos": "continue past tokens that end a text",
+    "prompt_lookup_num_tokens": "draft up to this many tokens per step, 0 to 31, from where the "
+    "text's last tokens occurred before, and keep those that are right: the same result, faster if "
+    "the text repeats itself; see `onegraph help prompt-lookup`",
+    "schema": "make the text JSON that matches a type (a Pydantic model, a dataclass, `list[int]`) "
+    "or a JSON schema; `Result.parsed` is its value. Only one of this and the next three may be "
+    "given; see `onegraph help structured`",
+    "regex": "make the whole text match this regular expression, in the syntax of Rust's regex",
+    "grammar": "make the text match this grammar: Lark as in llguidance, or GBNF",
+    "choice": "make the text one of these",
+    "cache_salt": "share cached prefixes only with requests of the same salt, of at most 1,024 "
+    "bytes; None and the empty string are no salt",
+    "thinking_token_budget": "for `chat`: end the reasoning after this many tokens, using the "
+    "model's own end marker; None: no limit",
 }
 
 
 @foreign.options
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The sampling keywords of `LLM.generate` and `LLM.chat`, to be used again and again: their
-    `sampling=` takes it, and a keyword given beside it goes first. `dataclasses.replace` makes a
-    changed one.
+    """A reusable set of the sampling keywords of `LLM.generate` and `LLM.chat`: pass it as
+    `sampling=`; other keywords override it. `dataclasses.replace` makes a changed copy.
 
     Raises `ArgumentError` for a value of the wrong form or out of range.
     """
@@ -141,7 +141,7 @@ class Sampling:
                 object.__setattr__(self, name, copy(value))
 
     def options(self) -> dict[str, Any]:
-        """All of it, as keywords."""
+        """The options as keywords."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 

@@ -1,4 +1,4 @@
-"""What an `LLM` says of itself while it runs."""
+"""Statistics of a running `LLM`."""
 
 from __future__ import annotations
 
@@ -14,52 +14,54 @@ __all__ = ["Places", "Stats", "so_far"]
 
 @dataclass(frozen=True)
 class Places:
-    """How many of something there are, and where."""
+    """Counts of a resource, by use."""
 
     total: int
     free: int
-    #: Of sequences that run.
+    #: Used by running sequences.
     sequences: int
-    #: Kept for prompts to come (`prefix_cache`); they go where a sequence needs the room.
+    #: Used by cached prefixes (`prefix_cache`), which are evicted when a sequence needs the room.
     prefixes: int
 
 
 @dataclass(frozen=True)
 class Stats:
-    """What goes on in an `LLM`, from `LLM.stats`, and what was done since it was loaded."""
+    """The current state of an `LLM`, from `LLM.stats`, and totals since it was loaded."""
 
-    #: Requests that wait for their turn.
+    #: Waiting requests.
     queued: int
-    #: Sequences that run, at most `slots`, and those of them whose prompts are still read.
+    #: Running sequences, at most `slots`, and those of them whose prompts are still being
+    #: processed.
     running: int
     feeding: int
     slots: int
-    #: Sequences that are preempted, which keep their slots and wait for pages (`kv_tokens`), and
-    #: their pages in the host's memory.
+    #: Preempted sequences, which keep their slots and wait for pages (`kv_tokens`), and their pages
+    #: in host memory.
     preempted: int
     pages_swapped_out: int
     #: Pages of keys and values on the device, of 64 tokens each.
     pages: Places
-    #: Those of layers that see a window, where others see all; all zero where the model has none.
+    #: Pages of sliding-window layers, if other layers attend to everything; all zero if the model
+    #: has none.
     window_pages: Places
-    #: States that layers keep beside them, one a sequence; all zero where the model has none.
+    #: Recurrent states, one per sequence; all zero if the model has none.
     states: Places
-    #: Requests that were begun, and those of them whose prompts began with tokens that were kept.
+    #: Requests started, and those of them whose prompts had a cached prefix.
     requests: int
     prefix_hits: int
-    #: Tokens of prompts that were read, and those that were not, since they were kept.
+    #: Prompt tokens processed, and those found in the cache.
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
-    #: Tokens that `prompt_lookup_num_tokens` drafted, and those of them that were right.
+    #: Tokens that `prompt_lookup_num_tokens` drafted, and how many of them were right.
     drafted_tokens: int
     accepted_tokens: int
-    #: How often a sequence was preempted since the pages had run out.
+    #: How often a sequence was preempted because pages had run out.
     preemptions: int
-    #: Both together over the last ten seconds in which something ran.
+    #: Both rates over the last ten seconds in which anything ran.
     prompt_tokens_per_second: float
     generated_tokens_per_second: float
-    #: How decode steps ran, as `LLM.graph_stats` says; None where there are no graphs.
+    #: How decode steps ran, as in `LLM.graph_stats`; None if there are no graphs.
     graphs: GraphStats | None
 
     if not TYPE_CHECKING:  # a type checker knows what there is

@@ -86,11 +86,11 @@ class Job:
             kind = "conversations" if self.asks[0].is_chat else "prompts"
             given = len(self.asks) // (self.n or 1)
             raise ArgumentError(
-                f"{name}: {given} {kind} were given and one can be streamed; ask for each by itself"
+                f"{name}: {given} {kind} were given, but a stream has one; request each separately"
             )
         if self.n is not None:
             raise ArgumentError(
-                f"n = {self.n}: one output can be streamed; ask for each by itself, without n"
+                f"n = {self.n}: a stream has one output; request each separately, without n"
             )
         return self.asks[0]
 
@@ -248,10 +248,10 @@ def _piece(
 
 
 class Stream(Iterator[Piece]):
-    """Pieces of one generation as they come; leaving it early cancels the generation.
+    """The pieces of one generation as they are generated; leaving it early cancels the generation.
 
-    Iterate, or use it as a context manager. `result` is the whole once the last piece is out.
-    Threads may share one: each piece goes to one of them.
+    Iterate over it, or use it as a context manager. `result` is the complete result after the last
+    piece. Threads may share a stream: each piece goes to one of them.
     """
 
     def __init__(self, llm: Loaded, ask: Ask, generation: _native.Generation) -> None:
@@ -291,11 +291,11 @@ class Stream(Iterator[Piece]):
 
     @property
     def result(self) -> Result | None:
-        """The whole, once the last piece was given; None before."""
+        """The complete result after the last piece; None before."""
         return self._result
 
     def cancel(self) -> None:
-        """Asks the generation to end; the last piece then says "cancelled"."""
+        """Cancels the generation; its last piece then says "cancelled"."""
         self._generation.cancel()
 
     def close(self) -> None:
@@ -316,13 +316,14 @@ class Stream(Iterator[Piece]):
 
 
 class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
-    """A generation for asyncio, from `LLM.agenerate` and `LLM.achat`: `await` it for the whole, or
-    iterate by `async for` over its pieces as they come. The event loop runs on meanwhile, and no
-    thread waits. It begins when it is first awaited; it is for one or the other, once.
+    """A generation for asyncio, from `LLM.agenerate` and `LLM.achat`: `await` it for the result, or
+    use `async for` to iterate over its pieces as they are generated. It blocks neither the event
+    loop nor a thread. It starts when it is first awaited, and can be used in one of the two ways,
+    once.
 
-    Leaving the loop early and `aclose`, or cancelling the task, cancels the generation, and so
-    does leaving it as a context manager (`async with`). `result` is the whole once it was made.
-    It is a coroutine: `asyncio.run`, `create_task`, `gather` and `wait_for` take it.
+    Leaving the loop early, `aclose`, cancelling the task, or leaving it as a context manager
+    (`async with`) cancels the generation. `result` is the complete result once it is finished. It
+    is a coroutine: `asyncio.run`, `create_task`, `gather` and `wait_for` accept it.
     """
 
     def __init__(
@@ -340,7 +341,7 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
 
     @property
     def result(self) -> T | None:
-        """The whole, once the last piece was given, or once it was awaited; None before."""
+        """The complete result after the last piece or after `await`; None before."""
         return self._result
 
     def __aiter__(self) -> Self:
@@ -349,7 +350,7 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
     async def __anext__(self) -> Piece:
         if self._pieces is None:
             if self._whole is not None:
-                raise ArgumentError("agenerate: is awaited already; ask again for its pieces")
+                raise ArgumentError("agenerate: already awaited; call it again to iterate")
             self._pieces = self._stream()
         return await anext(self._pieces)
 
@@ -391,7 +392,7 @@ class AsyncStream(Coroutine[Any, Any, T], AsyncIterator[Piece], Generic[T]):
     def _coroutine(self) -> Coroutine[Any, Any, T]:
         if self._whole is None:
             if self._pieces is not None:
-                raise ArgumentError("agenerate: its pieces are read already; ask again for all")
+                raise ArgumentError("agenerate: already iterated; call it again to await")
             self._whole = self._collect()
         return self._whole
 

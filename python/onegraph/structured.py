@@ -27,7 +27,7 @@ def constraint(options: Mapping[str, Any]) -> tuple[str, list[str]] | None:
     """
     given = [kind for kind in KINDS if options[kind] is not None]
     if len(given) > 1:
-        raise ArgumentError(f"{' and '.join(given)}: a text can be held to one of them")
+        raise ArgumentError(f"{' and '.join(given)}: give only one of them")
     if not given:
         return None
     kind = given[0]
@@ -104,7 +104,7 @@ class Calls:
             known = {each["name"] for each in functions}
             if unknown := [each for each in allowed if each not in known]:
                 raise ArgumentError(
-                    f"tool_choice: no tool is called {arguments.shown(unknown[0])}; offered: "
+                    f"tool_choice: no tool is named {arguments.shown(unknown[0])}; offered: "
                     f"{arguments.several(known)}"
                 )
             functions = [each for each in functions if each["name"] in allowed]
@@ -114,7 +114,7 @@ class Calls:
             functions = [each for each in functions if name in (None, each["name"])]
             if not functions:
                 raise ArgumentError(
-                    f"tool_choice: no tool is called {arguments.shown(name)}; offered: "
+                    f"tool_choice: no tool is named {arguments.shown(name)}; offered: "
                     f"{arguments.several(each['function']['name'] for each in offered.schemas)}"
                 )
 
@@ -149,7 +149,7 @@ class Calls:
         if not self.held_to and (text is None or reading.is_plain):
             return options
         if text and self.needed:
-            raise ArgumentError("tool_choice: a call is asked for, and a text of a form too")
+            raise ArgumentError("tool_choice: cannot force a call together with structured output")
         grammar = reading.constraint(
             tokenizer,
             prompt,

@@ -111,23 +111,23 @@ def test_a_prompt_behind_a_depth_is_timed_by_itself(cli, tiny: Path) -> None:
 def test_graph_and_eager_are_one_without_a_card(cli, tiny: Path) -> None:
     done = cli("bench", tiny, *SMALL, "--graph", "--eager", "-o", "jsonl")
     assert done.returncode == 0
-    assert "--graph --eager: they are one on the CPU, which is measured once" in done.stderr
+    assert "--graph --eager: both are the same on the CPU, which is measured once" in done.stderr
     assert [json.loads(r)["mode"] for r in done.stdout.splitlines()] == ["cpu", "cpu"]
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["-p", "many"], "-p 'many' is no number and no range"),
-        (["-p", "0", "-n", "0"], "-p 0 -n 0 leaves no test; give one of them a length"),
+        (["-p", "many"], "-p 'many' is not a number or a range"),
+        (["-p", "0", "-n", "0"], "-p 0 -n 0 leaves no test; set one of them"),
         (["-pg", "4"], "-pg '4' is not two numbers such as 512,128"),
         (["-r", "0"], "0 is not in the range"),
         (["--n-ctx", "64"], "No such option"),
-        (["--plot", "chart.txt"], "its name must end in .png, .svg, .pdf"),
+        (["--plot", "chart.txt"], "must end in .png, .svg, .pdf"),
         (["-o", "xml"], "'xml' is not one of"),
         (
             ["-p", "100000"],
-            "pp100000 needs a context of 100001 tokens, and the model was trained for 512; give",
+            "pp100000 needs a context of 100001 tokens, but the model was trained for 512; reduce",
         ),
         (
             ["-p", "0", "-n", "100", "-d", "400-500+50"],
@@ -152,7 +152,7 @@ def test_the_chart_is_drawn(cli, tiny: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     chart = tmp_path / "chart.svg"
     done = cli("bench", tiny, *SMALL, "--plot", chart)
-    assert done.returncode == 0 and done.stderr == f"drew {chart}\n"
+    assert done.returncode == 0 and done.stderr == f"wrote {chart}\n"
     assert "<svg" in chart.read_text()
 
 

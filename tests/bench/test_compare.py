@@ -70,7 +70,7 @@ def test_llama_cpp_is_raced_and_a_missing_engine_is_reported(cli, smollm2, tmp_p
     assert theirs["check"]["first_choice_agreement"] >= 0.9
     assert f"ollama does not answer at http://{nobody}" in missing["failure"]
     assert "https://ollama.com" in missing["failure"] and missing["samples_ts"] == []
-    assert "ollama: not raced" in done.stderr
+    assert "ollama: not measured" in done.stderr
     assert chart.read_bytes().startswith(b"\x89PNG")
 
 
@@ -83,7 +83,7 @@ def test_missing_engines_are_said_before_anything_is_loaded(cli, tmp_path: Path)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"ollama is missing: ollama does not answer at http://{nobody}" in done.stderr
     assert "llama-bench is missing: llama-bench is not on PATH: get llama.cpp" in done.stderr
-    assert "Error: no other engine is here: see above for how to get one" in done.stderr
+    assert "Error: no other engine was found: see above for how to get one" in done.stderr
     assert "no such model" not in done.stderr
     if importlib.util.find_spec("xllamacpp"):
         # Another is here: what is missing is said first, and then the model is.
@@ -112,7 +112,7 @@ def test_a_race_in_the_terminal_is_a_table_and_notes(cli, smollm2: Path) -> None
     assert "agrees " in rows["output"] and "KL " in rows["output"]
     assert f"- onegraph {onegraph.__version__} (" in notes
     assert "xllamacpp, pp24+tg8: no ratio: one round has no spread; give more by -r" in notes
-    assert "- ollama: not raced: ollama does not answer" in notes
+    assert "- ollama: not measured: ollama does not answer" in notes
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_a_race_in_the_terminal_is_a_table_and_notes(cli, smollm2: Path) -> None
     [
         ([], "Missing option '--against'"),
         (["--against", "llamacpp"], "'llamacpp' is not one of"),
-        (["--against", "ollama", "-n", "1"], "-n 1: the least is 2"),
-        (["--against", "ollama", "-p", "0"], "-p 0: the least is 1"),
+        (["--against", "ollama", "-n", "1"], "-n 1: must be at least 2"),
+        (["--against", "ollama", "-p", "0"], "-p 0: must be at least 1"),
     ],
 )
 def test_wrong_use(options: list[str], said: str, cli, smollm2: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_family_takes_the_first_that_is_there(no_engines) -> None:
     pytest.importorskip("xllamacpp")
     first = "llama-cpp-python" if importlib.util.find_spec("llama_cpp") else "xllamacpp"
     assert find("llama.cpp").name == first
-    with pytest.raises(onegraph.ArgumentError, match=r"no engine is called 'tgi'; there are .*oll"):
+    with pytest.raises(onegraph.ArgumentError, match=r"unknown engine 'tgi'; known are .*oll"):
         find("tgi")
 
 
@@ -270,7 +270,7 @@ def test_prompts_of_every_published_vocabulary(vectors: Path) -> None:
 
 
 def test_a_prompt_shorter_than_what_the_model_puts_in_front_is_refused(smollm2: Path) -> None:
-    with pytest.raises(onegraph.ArgumentError, match="ask for at least 1 by -p"):
+    with pytest.raises(onegraph.ArgumentError, match="use at least -p 1"):
         exact(onegraph.Tokenizer(smollm2), 0, 1)
 
 
@@ -357,7 +357,7 @@ def test_ollama_is_raced_on_a_copy_that_is_removed(cli, smollm2, own_ollama) -> 
 
 def test_ollama_asks_before_it_copies(smollm2, own_ollama, monkeypatch) -> None:
     monkeypatch.setenv("OLLAMA_HOST", own_ollama[0])
-    with pytest.raises(EngineError, match=r"name the model ollama:NAME, or give --create to copy"):
+    with pytest.raises(EngineError, match=r"name the model ollama:NAME, or use --create to copy"):
         find("ollama").start(setup(smollm2))
 
 

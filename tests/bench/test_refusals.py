@@ -20,7 +20,7 @@ from onegraph.bench.measurement import EngineError
 def test_a_race_without_a_prompt_or_steps_is_refused(tmp_path: Path) -> None:
     setup = Setup(tmp_path / "none.gguf", "none", "cpu", 256, 1)
     for case in [Case(0, 8), Case(8, 1), Case(8, 0)]:
-        with pytest.raises(onegraph.ArgumentError, match=r"at least 2 generated tokens; give -p"):
+        with pytest.raises(onegraph.ArgumentError, match=r"at least 2 generated tokens; set -p"):
             next(race.run(setup, [case], ["ollama"], rounds=1, version="0"))
 
 
@@ -50,8 +50,8 @@ def test_a_server_that_is_not_there_is_told_from_one_that_fails() -> None:
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("false", r"llama-bench ended with code 1; it said: "),
-        ("echo", r"llama-bench printed '-m .*', which is not its JSON: .*its version is not one"),
+        ("false", r"llama-bench exited with code 1: "),
+        ("echo", r"llama-bench printed '-m .*', which is not JSON: .*this version is not"),
     ],
 )
 def test_a_program_that_is_not_llama_bench_is_noticed(program: str, said: str) -> None:

@@ -85,7 +85,7 @@ def test_an_error_leaves_the_finished_rows(form: str, cli, overflowing: Path) ->
     done = cli("bench", overflowing, "-p", "8,24", "-n", 0, "-r", 2, *CPU, "-o", form)
     assert done.returncode == 1
     assert READ[form](done.stdout) == [8], done.stdout
-    assert "broken off; the 1 finished rows are written" in done.stderr
+    assert "interrupted; wrote the 1 finished rows" in done.stderr
     assert "error: " in done.stderr and "blk.0.attn_q.weight" in done.stderr
 
 
@@ -116,7 +116,7 @@ def test_ctrl_c_leaves_the_finished_rows(form, command, tiny, tmp_path, interrup
         if "the 1 finished rows" in errors:
             break
     assert running.returncode == -signal.SIGINT, errors
-    assert "broken off; the 1 finished rows are written" in errors
+    assert "interrupted; wrote the 1 finished rows" in errors
     assert READ[form](kept.read_text()) == [8]
 
 

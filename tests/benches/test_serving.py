@@ -88,7 +88,7 @@ def test_an_ollama_server_is_asked_in_its_own_words(
 def test_what_is_no_server_is_said(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     for against, said in [
-        ("nobody", "no engine is called 'nobody'"),
+        ("nobody", "unknown engine 'nobody'"),
         ("llama-server=/nowhere/llama-server", "/nowhere/llama-server"),
     ]:
         asked = ["--shape", "tiny-llama", "--mix", "Q8_0", "--device", "cpu", "--words", "4"]

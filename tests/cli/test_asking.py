@@ -59,7 +59,7 @@ def test_a_call_is_run_and_shown_and_the_answer_goes_to_standard_output(
     done = cli(*ask)
     assert (done.returncode, done.stdout) == (0, "It is 39.\n"), done.stderr
     assert done.stderr == (
-        f"{tools}: without a docstring, so no tools: plain\nadd(left=31, right=8)\n-> 39\n"
+        f"{tools}: not offered, for lack of a docstring: plain\nadd(left=31, right=8)\n-> 39\n"
     )
     made = json.loads(cli(*ask, "--json").stdout)
     assert (made["text"], made["finish_reason"]) == ("It is 39.", "stop")
@@ -89,7 +89,7 @@ def test_calls_without_end_are_ended(
     path = scripted.write(tmp_path / "loop.gguf", [CALL], template=template)
     done = cli("run", path, "31 + 8?", "--device", "cpu", "--tools", tools)
     assert done.stderr.count("add(left=31, right=8)\n-> 39\n") == asking.MOST_ROUNDS == 16
-    assert "16 answers called tools: the next one has none\n" in done.stderr
+    assert "16 answers called tools: the next must answer without\n" in done.stderr
     assert done.returncode == 0
 
 
@@ -110,7 +110,10 @@ def test_a_chat_runs_calls_too(
         ("x = 1\n\ny = x / 0\n", r"sums\.py:3: ZeroDivisionError: division by zero"),
         ("import sys\nsys.exit(3)\n", r"sums\.py:2: SystemExit: 3"),
         ("x = 1\n", "has no public function with a docstring"),
-        ('\n\ndef add(left):\n    """Adds."""\n', r"sums\.py:3 add\(left\): has no annotation"),
+        (
+            '\n\ndef add(left):\n    """Adds."""\n',
+            r"sums\.py:3 add\(left\): needs a type annotation",
+        ),
     ],
 )
 def test_what_is_wrong_in_the_file_is_said_with_its_line(
@@ -167,10 +170,10 @@ def test_think_is_the_switch_of_the_template(
             ["--think", "maybe"],
             "must be on, off, low, medium, high, or a number of tokens; --think by",
         ),
-        (["--think", "9", "--thinking-token-budget", "9"], "are one: give one"),
-        (["--think", "on", "--raw"], "--think is part of the chat template"),
+        (["--think", "9", "--thinking-token-budget", "9"], "set the same limit: give one"),
+        (["--think", "on", "--raw"], "--think needs the chat template"),
         (["--think", "on"], "has no reasoning; leave it out"),
-        (["--image", "cat.png"], "models here read text"),
+        (["--image", "cat.png"], "onegraph only supports text"),
     ],
 )
 def test_what_is_no_switch_is_refused(cli: Any, caller: Path, args: list[str], said: str) -> None:
@@ -184,7 +187,7 @@ def test_a_template_without_a_switch_says_so(cli: Any, tmp_path: Path) -> None:
     path = tmp_path / "always.gguf"
     scripted.write(path, [answer], template=template, begins=["<think>"])
     done = cli("run", path, "31 + 8?", "--device", "cpu", "--think", "off")
-    assert done.returncode == 2 and "has no switch for it; --think 0 closes" in done.stderr
+    assert done.returncode == 2 and "has no switch for it; --think 0 ends" in done.stderr
 
 
 def test_files_stand_before_the_prompt(cli: Any, caller: Path, tmp_path: Path) -> None:
@@ -210,12 +213,12 @@ def test_files_stand_before_the_prompt(cli: Any, caller: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        (b"%PDF-1.7\n\0", "is a PDF: take its text, as `pdftotext FILE FILE.txt` does"),
-        (b"\x89PNG\r\n", "is an image: models here read text"),
+        (b"%PDF-1.7\n\0", "is a PDF: convert it to text, as with `pdftotext FILE FILE.txt`"),
+        (b"\x89PNG\r\n", "is an image: onegraph only supports text"),
         (b"ab\0cd", "is binary: byte 0x00 at offset 2"),
         (b"caf\xe9", "is not UTF-8: byte 0xe9 at offset 3"),
-        (b"\xff\xfea\0", "is UTF-16, by the mark that it begins with"),
-        (b"a" * (files.MOST_BYTES + 1), "has 8,388,609 bytes; at most 8,388,608 are taken"),
+        (b"\xff\xfea\0", "is UTF-16, by its byte order mark"),
+        (b"a" * (files.MOST_BYTES + 1), "has 8,388,609 bytes; the limit is 8,388,608"),
     ],
 )
 def test_a_file_that_is_no_text_is_refused(

@@ -142,10 +142,10 @@ def test_a_bad_line_is_a_line_of_the_results(batch: Cli, tmp_path: Path) -> None
     said = {key: each["error"] and each["error"]["message"] for key, each in found.items()}
     assert said.pop("a") is None and said.pop("refused") is None and said.pop("long") is None
     assert "line 1 is not JSON" in said[1] and said[2] == "line 2 is JSON, but not an object"
-    assert said[3] == 'line 3 has neither "body" nor "messages" nor "prompt"'
-    assert said[5] == "custom_id = 'a': line 4 has it too"
+    assert said[3] == 'line 3 has no "body", "messages" or "prompt"'
+    assert said[5] == "custom_id = 'a': already used by line 4"
     assert said["url"].startswith("url = '/v1/files': must be one of /v1/chat/completions")
-    assert said["streamed"].startswith("stream: answers of a batch are whole")
+    assert said["streamed"].startswith("stream: a batch does not stream")
     assert said[9].startswith("max_tokens = 'many'")
     assert said[11] == "line 11: custom_id = 5: must be a string"
     for name, words in {"refused": "temperature = 'hot'", "long": "n_ctx"}.items():
@@ -155,7 +155,7 @@ def test_a_bad_line_is_a_line_of_the_results(batch: Cli, tmp_path: Path) -> None
     # All of it has a result: the model is not loaded again.
     again = batch(model=("-m", "no-such-model"))
     assert again.returncode == 1
-    assert "11 of 11 lines have a result" in again.stderr
+    assert "11 of 11 lines already have a result" in again.stderr
 
 
 @pytest.mark.thorough
@@ -182,7 +182,7 @@ def test_a_run_that_was_killed_goes_on(
     assert 2 <= there < lines
     done = batch()
     assert done.returncode == 0, done.stderr
-    assert f"{there} of {lines} lines have a result in {out} already" in done.stderr
+    assert f"{there} of {lines} lines already have a result in {out}" in done.stderr
     assert out.read_bytes().startswith(kept)
 
     def texts() -> dict[str, Any]:
@@ -226,11 +226,11 @@ def test_wrong_use_is_refused(batch: Cli, cli: Cli, tmp_path: Path) -> None:
     assert f"{path} is empty" in batch().stderr
     written(path, {"prompt": "Hi"})
     own = cli("batch", str(path), "-o", str(path), "-m", "smollm2")
-    assert (own.returncode, "--output is FILE itself" in own.stderr) == (2, True)
+    assert (own.returncode, "--output and FILE are the same file" in own.stderr) == (2, True)
     assert "--body is not JSON" in batch("--body", "{").stderr
     written(out, {"text": "a poem"})
     other = batch()
-    assert (other.returncode, "line 1 is not a result of a batch" in other.stderr) == (2, True)
+    assert (other.returncode, "line 1 is not a batch result" in other.stderr) == (2, True)
     assert read(out) == [{"text": "a poem"}]
 
 
@@ -240,7 +240,7 @@ def test_two_runs_do_not_write_one_file(batch: Cli, tmp_path: Path) -> None:
     written(tmp_path / "in.jsonl", {"prompt": "Hi"})
     with (tmp_path / "out.jsonl").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert "another run writes" in batch().stderr
+        assert "another run is writing to" in batch().stderr
 
 
 @pytest.mark.thorough

@@ -16,7 +16,7 @@ def prompt_tokens(said: str) -> int:
 
 def test_a_chat_remembers_what_was_said(terminal, smollm2: Path) -> None:
     chat = terminal("run", smollm2, "--temperature", 0, "--max-tokens", 8, "--verbose")
-    assert "Ctrl-D leaves" in chat.read_until(PROMPT)
+    assert "Ctrl-D exits" in chat.read_until(PROMPT)
     chat.type("My name is Ada.\r")
     first = chat.read_until(PROMPT)
     assert len(first.split("\r\n")[1]) > 3  # after the echo of the line
@@ -48,9 +48,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(terminal, smollm2: Path) -> No
     said = ""
     for _ in range(60):
         chat.type("\x03")
-        if "Ctrl-D leaves" in (said := said + chat.read_for(1)):
+        if "Ctrl-D exits" in (said := said + chat.read_for(1)):
             break
-    assert "Ctrl-D leaves" in said
+    assert "Ctrl-D exits" in said
     # A key that comes while a prompt is being set up is lost too.
     for _ in range(60):
         if chat.ended():

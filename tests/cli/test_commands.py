@@ -62,7 +62,7 @@ def test_version(cli) -> None:
         (["info"], "Missing argument 'MODEL'"),
         (["info", "--no-such-option", "m"], "No such option"),
         (["info", "smolm2"], "did you mean 'smollm2'?"),
-        (["info", "--plan", "--devices"], "do not go together"),
+        (["info", "--plan", "--devices"], "cannot be combined"),
         (["info", "smollm2", "--devices"], "--devices takes no MODEL"),
         (["info", "smollm2", "--n-ctx", "many"], "'many' is not a valid integer"),
         (["pull", "ollama:../x"], "is not the name of an ollama model"),

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.thorough
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["run", "-ngl", "99", "smollm2", "Hi"], "-ngl is not an option here: a model is on one"),
+        (["run", "-ngl", "99", "smollm2", "Hi"], "-ngl is not an option here: a model runs on one"),
         (["run", "smollm2", "-ngl=99"], "--device cuda"),
         (["run", "smollm2", "Hi", "-ngl"], "-ngl is not an option here"),
         (["run", "smollm2", "-c", "4096"], "-c is not an option here: use --n-ctx INTEGER"),
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.thorough
             "--temp is not an option here: use --temperature FLOAT",
         ),
         (["run", "smollm2", "-n", "99"], "-n is not an option here: use --max-tokens INTEGER"),
-        (["run", "smollm2", "-fa"], "-fa is not an option here: there is one attention"),
+        (["run", "smollm2", "-fa"], "-fa is not an option here: flash attention is always on"),
         (["run", "smollm2", "-ctk", "q8_0"], "-ctk is not an option here: use --kv-type"),
         (["run", "-m", "x.gguf", "-p", "Hi"], "-m is not an option here: use MODEL by itself"),
         (["run", "smollm2", "--format", "json"], "--format is not an option here: use --schema"),
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.thorough
         ),
         (
             ["serve", "smollm2", "--mmproj=a.gguf"],
-            "--mmproj is not an option here: models here read",
+            "--mmproj is not an option here: onegraph only supports",
         ),
         (["pull", "smollm2", "--insecure"], "--insecure is not an option here"),
     ],
@@ -67,7 +67,7 @@ def test_each_spelling_is_refused_once_and_never_listed(name: str) -> None:
 
 def test_an_option_that_follows_two_dashes_is_text(cli: Any) -> None:
     done = cli("run", "no-such-model", "--", "-ngl")
-    assert "no model is called 'no-such-model'" in done.stderr
+    assert "unknown model 'no-such-model'" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_an_option_that_follows_two_dashes_is_text(cli: Any) -> None:
     [
         (["rnu", "smollm2"], "No such command 'rnu': did you mean `onegraph run`?"),
         (["Info"], "No such command 'Info': did you mean `onegraph info`?"),
-        (["ls"], "No such command 'ls': say `onegraph list`"),
-        (["ps"], "No such command 'ps': `onegraph serve` serves what it was started with"),
+        (["ls"], "No such command 'ls': use `onegraph list`"),
+        (["ps"], "No such command 'ps': `onegraph serve` serves the models it was started with"),
         (["help", "spede"], "No page or command 'spede': did you mean `onegraph help speed`?"),
         (["smollm2", "Hi"], "`onegraph run MODEL` runs a model"),
         (["run", "--max-token", "3"], "Did you mean '--max-tokens'?"),

@@ -55,7 +55,7 @@ def test_the_fused_plan_is_printed_without_a_card(cli: Any, tiny: Path) -> None:
     several = cli("graph", tiny, "--plan", "--batch-size", 8).stdout
     assert several == done.stdout
     refused = cli("graph", tiny, "--plan", "--each")
-    assert refused.returncode == 2 and "--each: the plan is fused" in refused.stderr
+    assert refused.returncode == 2 and "--each: the plan depends" in refused.stderr
 
 
 def test_the_graph_is_shown(cli: Any, tiny: Path, card: dict[str, str], tmp_path: Path) -> None:
@@ -196,8 +196,8 @@ def test_a_step_in_pieces_leaves_attention_out_of_its_graphs(
         (["--position", "57"], 2, ["--position 57: must be from 0 to 56"]),
         (["--repeats", "0"], 2, ["--repeats 0: must be from 1"]),
         (["--batch-size", "0"], 2, ["--batch-size 0: must be 1 or more"]),
-        (["--depth", "3"], 2, ["--depth: it is of a --prompt"]),
-        (["--prompt", "3", "--stamps"], 2, ["--stamps: it is of a step"]),
+        (["--depth", "3"], 2, ["--depth: only applies to a --prompt"]),
+        (["--prompt", "3", "--stamps"], 2, ["--stamps: only applies to a step"]),
         (["--prompt", "0"], 2, ["--prompt 0: must be 1 or more"]),
         (["--prompt", "3", "--depth", "-1"], 2, ["--depth -1: must be 0 or more"]),
         (["--prompt", "50", "--depth", "7"], 2, ["--prompt 50: must be from 1 to 49"]),
@@ -288,7 +288,7 @@ def test_a_run_on_a_card_says_which_options_are_of_the_cpu(
 def test_check_is_for_a_card(cli: Any, tiny: Path) -> None:
     done = cli("check", tiny, "--device", "cpu")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "what a card is compared with" in done.stderr and "--device cuda" in done.stderr
+    assert "what GPUs are compared with" in done.stderr and "--device cuda" in done.stderr
     done = cli("check", tiny, "--tokens", "0")
     assert done.returncode == 2 and "--tokens 0: must be 1 or more" in done.stderr
 

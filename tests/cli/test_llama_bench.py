@@ -43,14 +43,14 @@ def test_what_means_something_here_is_taken(options, fields, cli: Any, tiny: Pat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["-ngl", "0"], "no layer on a card is --device cpu"),
-        (["-ngl", "2"], "of the model's 3 layers: a model is on one device as a whole"),
+        (["-ngl", "0"], "for no layers on a GPU, use --device cpu"),
+        (["-ngl", "2"], "of the model's 3 layers: a model runs on one device"),
         (["-ngl", "0,99"], "'0,99' is not a number of layers"),
         (["-ngl", "99", "--device", "cpu"], "-ngl 99 and --device cpu: give one of them"),
-        (["-fa", "0"], "there is one attention, which keeps no scores: leave it out"),
+        (["-fa", "0"], "flash attention cannot be turned off: leave it out"),
         (["-fa", "0,1"], "'0,1' is not 1 or on"),
-        (["-b", "2048"], "-b is not an option here: onegraph splits a prompt by itself"),
-        (["-ub", "512"], "-ub is not an option here: onegraph splits a prompt by itself"),
+        (["-b", "2048"], "-b is not an option here: onegraph chooses the chunks"),
+        (["-ub", "512"], "-ub is not an option here: onegraph chooses the chunks"),
         (["-t", "1,2"], "'1,2' is not a valid integer"),
         (["-embd", "1"], "-embd is not an option here"),
         (["-dio", "1"], "-dio is not an option here"),
@@ -63,7 +63,7 @@ def test_what_means_something_here_is_taken(options, fields, cli: Any, tiny: Pat
         (["--poll", "50"], "--poll is not an option here"),
         (["-C", "0xff"], "-C is not an option here: bind the whole command with taskset"),
         (["--progress"], "--progress is not an option here"),
-        (["--list-devices"], "nvidia-smi -L lists the cards"),
+        (["--list-devices"], "nvidia-smi -L lists the GPUs"),
     ],
 )
 def test_the_rest_is_refused_by_name(name, options, said: str, cli: Any, tiny: Path) -> None:
@@ -77,13 +77,13 @@ def test_the_rest_is_refused_by_name(name, options, said: str, cli: Any, tiny: P
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["bench", "-ctk", "q8_0"], "-ctk q8_0 -ctv f16 (what is not given is f16"),
-        (["bench", "-ctk", "q8_0"], "keys and values have one type here; give --kv-type q8_0"),
-        (["bench", "-ctk", "f16", "-ctv", "q8_0"], "-ctk f16 -ctv q8_0: keys and values have one"),
+        (["bench", "-ctk", "q8_0"], "-ctk q8_0 -ctv f16 (one that is not given is f16"),
+        (["bench", "-ctk", "q8_0"], "keys and values must have the same type; give --kv-type q8_0"),
+        (["bench", "-ctk", "f16", "-ctv", "q8_0"], "-ctk f16 -ctv q8_0: keys and values must have"),
         (["bench", "-ctk", "f32", "-ctv", "f32", "--kv-type", "f16"], "give one of them"),
         (["bench", "-p", "8", "-ctk", "iq3_s", "-ctv", "iq3_s"], "--kv-type iq3_s"),
-        (["bench", "-m", "other.gguf"], "one model is measured at a time, not "),
-        (["compare", "--against", "ollama", "-m", "other.gguf"], "one model is measured at a time"),
+        (["bench", "-m", "other.gguf"], "give one MODEL, not "),
+        (["compare", "--against", "ollama", "-m", "other.gguf"], "give one MODEL"),
         (["compare", "--against", "ollama", "-ctk", "f16"], "-ctk is not an option here"),
     ],
 )

@@ -111,9 +111,9 @@ def test_rm_removes_what_onegraph_fetched_and_nothing_else(
     assert (asks.returncode, kept.exists()) == (2, True)
     assert "add --yes" in asks.stderr
     for name, said in [
-        ("ollama:smol", "ollama keeps it: run `ollama rm smol`"),
+        ("ollama:smol", "it is ollama's: run `ollama rm smol`"),
         ("hf:user/repo:Q4_K_M", "`hf cache rm`"),
-        (str(tiny), "onegraph did not fetch this file"),
+        (str(tiny), "onegraph did not download this file"),
         ("smolm2", "models in"),
     ]:
         # All of them or none.

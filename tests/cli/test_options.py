@@ -15,10 +15,10 @@ from onegraph.cli.spelling import spelled
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["run", "smollm2", "Hi", "--logprobs", "2"], "--logprobs is part of the JSON: add --json"),
-        (["info", "smollm2", "--plan", "--n-ctx", "64"], "--n-ctx: the plan is the same"),
-        (["info", "--devices", "--kv-type", "f32"], "--kv-type: the devices are the same"),
-        (["pull", "smollm2", "--max-batch", "8"], "--max-batch: only with --compile"),
+        (["run", "smollm2", "Hi", "--logprobs", "2"], "--logprobs is only printed with --json"),
+        (["info", "smollm2", "--plan", "--n-ctx", "64"], "--n-ctx: has no effect on --plan"),
+        (["info", "--devices", "--kv-type", "f32"], "--kv-type: has no effect on --devices"),
+        (["pull", "smollm2", "--max-batch", "8"], "--max-batch: only applies with --compile"),
         (["graph", "smollm2", "--each", "--json"], "--each is for the table"),
     ],
 )
@@ -57,9 +57,9 @@ def test_graph_and_check_propose_no_device_that_they_refuse(cli: Any, smollm2: P
             if done.returncode == 0:
                 pytest.skip("this machine has a card; the machines of CI have none")
             assert (done.returncode, done.stdout) == (1, "")
-            assert "install the NVIDIA driver; the CPU cannot stand in for it" in done.stderr
+            assert "install the NVIDIA driver; the CPU cannot replace it" in done.stderr
             assert "cpu" not in done.stderr
-            assert f". `onegraph {name}` is for a machine with an NVIDIA card, and" in done.stderr
+            assert f". `onegraph {name}` is for machines with an NVIDIA GPU, and" in done.stderr
             assert said in done.stderr
 
 
@@ -98,12 +98,12 @@ def run() -> click.Command:
         ("n_ctx=4096 with max_batch=1 would fit", "--n-ctx 4096 would fit"),
         # What is no argument stays.
         ("there is no file /tmp/n_ctx/m.gguf", "there is no file /tmp/n_ctx/m.gguf"),
-        ("no model is called 'n_ctx'", "no model is called 'n_ctx'"),
+        ("unknown model 'n_ctx'", "unknown model 'n_ctx'"),
         ("n_ctx.gguf is damaged", "n_ctx.gguf is damaged"),
         ("my_n_ctx and n_ctx_train", "my_n_ctx and n_ctx_train"),
         ("no device was found, so stop", "no device was found, so stop"),
         ("the seed = 3 of the file", "the seed = 3 of the file"),
-        ("graph.batch_sizes that have it", "graph.batch_sizes that have it"),
+        ("graph.batch_sizes that include it", "graph.batch_sizes that include it"),
     ],
 )
 def test_arguments_are_named_as_they_are_typed(said: str, shown: str, run: click.Command) -> None:

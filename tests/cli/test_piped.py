@@ -115,7 +115,7 @@ def test_a_pipe_that_nobody_ends_is_said(command: list[str], smollm2: Path) -> N
         assert process.stdout is not None and process.stderr is not None
         said = process.stderr.readline()
         assert said.startswith("waiting for the end of standard input")
-        assert "`< /dev/null` leaves it out" in said
+        assert "`< /dev/null` skips it" in said
         os.close(write)
         assert process.stdout.read().strip()
         assert process.wait(60) == 0

@@ -240,7 +240,7 @@ def test_a_run_in_the_background_of_a_script_ignores_ctrl_c(
         (["--seed", str(2**64)], "--seed "),
         (["--logit-bias", "1"], "is not a token id, '=' and a number"),
         (["--temperature", "warm"], "'warm' is not a valid float"),
-        (["--raw", "--system", "x"], "--system is part of the chat template"),
+        (["--raw", "--system", "x"], "--system needs the chat template"),
     ],
 )
 def test_a_bad_option_is_wrong_use(args: list[str], said: str, cli, smollm2: Path) -> None:

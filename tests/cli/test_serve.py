@@ -165,11 +165,11 @@ def test_keys_come_from_the_environment_too(start: Start, tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ([], "give a MODEL, or a folder of them with --models-dir"),
+        ([], "give a MODEL, or a folder of models with --models-dir"),
         (["smollm2", "--host", "0.0.0.0"], "give --api-key, or --no-auth"),
         (["smollm2", "--host", "::"], "give --api-key, or --no-auth"),
         (["smollm2", "--timeout", "0"], "--timeout"),
-        (["smollm2", "smollm2", "--port", "0", "--device", "cpu"], "the name of two models"),
+        (["smollm2", "smollm2", "--port", "0", "--device", "cpu"], "two models have the name"),
     ],
 )
 def test_wrong_use_is_said(args: list[str], said: str, cli: Any, smollm2: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_port_that_is_taken_is_said_before_a_model_is_loaded(cli: Any) -> None
 
 def test_a_folder_without_models_is_said(cli: Any, tmp_path: Path) -> None:
     done = cli("serve", "--models-dir", tmp_path, "--port", 0)
-    assert done.returncode == 2 and "holds no .gguf file" in done.stderr
+    assert done.returncode == 2 and "contains no .gguf file" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_a_second_slash_and_quotes_send_a_text_as_it_is(
     ask(talk, '"""one"""')
     ask(talk, '/system """', prompt="... ")
     ask(talk, "Be brief.", prompt="... ")
-    assert ask(talk, '"""') == "instructions: Be brief."
+    assert ask(talk, '"""') == "system message: Be brief."
     ask(talk, f"/save {tmp_path}/talk.json")
     messages = json.loads((tmp_path / "talk.json").read_text())["messages"]
     assert messages[0] == {"role": "system", "content": "Be brief."}
@@ -96,9 +96,9 @@ def test_ctrl_c_leaves_the_quotes_and_a_paste_is_one_text(
     said = ""
     for _ in range(60):
         talk.type("\x03")
-        if "Ctrl-D leaves" in (said := said + talk.read_for(1)):
+        if "Ctrl-D exits" in (said := said + talk.read_for(1)):
             break
-    assert "Ctrl-D leaves" in said
+    assert "Ctrl-D exits" in said
     talk.type("/set top-k 7\r")
     talk.read_until("--top-k  ")
     talk.read_until(PROMPT)
@@ -117,7 +117,7 @@ def test_a_conversation_is_saved_and_taken_up(
     ask(first, "My name is Ada.")
     path = tmp_path / "state" / "chats" / "ada.json"
     assert "".join(ask(first, "/save ada").split()) == f"saved3messagesto{path}"
-    assert "over what was there" in ask(first, "/save ada")
+    assert "replacing the file" in ask(first, "/save ada")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     leave(first)
@@ -126,7 +126,7 @@ def test_a_conversation_is_saved_and_taken_up(
 
     second = chat("--verbose")
     assert "loaded 3 messages" in ask(second, "/load ada")
-    assert ask(second, "/system") == "instructions: Be brief."
+    assert ask(second, "/system") == "system message: Be brief."
     answered = ask(second, "What is my name?")
     ask(second, "/clear")
     alone = ask(second, "What is my name?")
@@ -135,7 +135,7 @@ def test_a_conversation_is_saved_and_taken_up(
         return int(said.partition("prompt: ")[2].split()[0])
 
     assert prompt_tokens(answered) > prompt_tokens(alone) + 8
-    assert "no instructions" in ask(second, '/system ""')
+    assert "no system message" in ask(second, '/system ""')
     assert "saved are: ada" in ask(second, "/load eva")
     leave(second)
 
@@ -152,9 +152,9 @@ def test_sampling_is_set_and_checked_in_a_chat(chat: Callable[..., Terminal]) ->
         ("/set temperature -1", "--temperature -1: must be from 0 to 100"),
         ("/set", "--temperature 0.5"),
         ("/set temprature 1", "did you mean --temperature?"),
-        ("/set n-ctx 9", "--n-ctx holds from the load on"),
-        ("/set logprobs 3", "--logprobs is for `onegraph run --json`"),
-        ("/set system Hi", "system is no option: say /system"),
+        ("/set n-ctx 9", "--n-ctx applies at load"),
+        ("/set logprobs 3", "--logprobs needs `onegraph run --json`"),
+        ("/set system Hi", "system is not an option: use /system"),
         ("/set", "--repeat-last-n -1 (default)"),
         ("/set repeat-last-n 64", "--repeat-last-n 64"),
         ("/set repeat-last-n -2", "--repeat-last-n -2: must be a number of tokens"),
@@ -256,9 +256,9 @@ def test_a_saved_conversation_is_read_as_it_was(tmp_path: Path) -> None:
         ("[3]", 'message 1 has no text as "content"'),
         ('[{"role": "user"}]', 'message 1 has no text as "content"'),
         ('[{"role": "user", "content": "\\ud800"}]', 'message 1 has no text as "content"'),
-        ('[{"role": "assistant", "content": "a"}]', "user and assistant take turns"),
+        ('[{"role": "assistant", "content": "a"}]', "user and assistant must alternate"),
         ('[{"role": "tool", "content": "a"}]', "\"role\" 'tool'"),
-        ('[{"role": "user", "content": "a"}]', "an assistant's must follow"),
+        ('[{"role": "user", "content": "a"}]', "an assistant message must follow"),
     ],
 )
 def test_what_is_no_conversation_is_an_error(text: str, said: str, tmp_path: Path) -> None:
@@ -275,7 +275,10 @@ def test_a_name_is_a_file_of_the_folder_and_a_path_a_path(
     monkeypatch.setenv("ONEGRAPH_STATE_DIR", str(tmp_path))
     assert place("talk") == tmp_path / "chats" / "talk.json"
     assert place("./talk") == Path("talk") and place("t.json") == Path("t.json")
-    for name, said in [("..", "'..' names no file"), ("~nobody-here/t", "give the whole path")]:
+    for name, said in [
+        ("..", "'..' is not a file name"),
+        ("~nobody-here/t", "give the whole path"),
+    ]:
         with pytest.raises(ArgumentError, match=re.escape(said)):
             place(name)
     for path in [Path("x" * 300), tmp_path / "\0.json"]:

@@ -219,8 +219,8 @@ def test_keys_and_values_of_the_cpu_alone_are_refused_before_a_file_is_opened(
     assert list(found) == ["f16", "f32", "q4_0"]
     for kv_type, bits in [("f16", 16), ("f32", 32), ("q4_0", 4.5)]:
         assert f"kv_type = {kv_type}: " in found[kv_type]
-        assert f"of {bits:.1f} bits a value" in found[kv_type]
-        assert "on a card use i16 (16.1 bits) or q8_0 (8.5 bits)" in found[kv_type]
+        assert f"({bits:.1f} bits per value)" in found[kv_type]
+        assert "on a GPU use i16 (16.1 bits) or q8_0 (8.5 bits)" in found[kv_type]
 
 
 @pytest.mark.gpu

@@ -71,7 +71,7 @@ print(json.dumps(out))
     assert 256 <= n_ctx < 512 and n_ctx % 64 == 0 and f"context {n_ctx} would fit" in error
     assert found["fit"][1] == 2
     assert found["chosen"] == [n_ctx, 2]
-    warning = f"the card's memory holds a context of {n_ctx} tokens, not 512"
+    warning = f"GPU memory holds a context of {n_ctx} tokens, not 512"
     assert any(warning in text for text in found["said"])
     for part in ("upload", "compile"):
         assert any(text.startswith(f"load, side by side: {part}") for text in found["said"])

@@ -87,9 +87,8 @@ def test_what_cannot_be_verified_is_an_error(simulated: Any) -> None:
         """
     )
     said = {
-        "none": 'ArgumentError: graph.mode = "none": nothing is captured',
-        "size": "ArgumentError: batch_sizes = 3: steps of this size are not captured; those of "
-        "[1, 2] are",
+        "none": 'ArgumentError: graph.mode = "none": no graphs are captured',
+        "size": "ArgumentError: batch_sizes = 3: not captured; captured sizes are [1, 2]",
         "rtol": "ArgumentError: rtol = -1: must be a finite number, 0 or more",
         "ids": "ArgumentError: ids = 65 tokens: the context holds 64; shorten them",
         "token": "ArgumentError: ids = token 512: the vocabulary has 512 tokens",

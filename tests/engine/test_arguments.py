@@ -69,9 +69,9 @@ def test_an_unknown_keyword_is_a_type_error_as_anywhere(llm: LLM) -> None:
 
 def test_prompts_that_are_none(llm: LLM) -> None:
     refused: list[tuple[Any, str]] = [
-        ([], r"prompt = \[\]: give a text, token ids, or a list"),
+        ([], r"prompt = \[\]: pass a str, token ids, or a list"),
         ([1, "a"], "tokens and prompts are mixed"),
-        ([512], "prompt = token 512: the vocabulary has 512 tokens, from 0"),
+        ([512], "prompt = token 512: the vocabulary has 512 tokens, with ids from 0"),
         ([-1], "prompt = -1: must not be negative"),
         ([2**70], "prompt = 1180591620717411303424: is out of range"),
         ([[1], []], r"prompt\[1\] = no token"),
@@ -79,9 +79,7 @@ def test_prompts_that_are_none(llm: LLM) -> None:
     for prompt, message in refused:
         with pytest.raises(onegraph.ArgumentError, match=message):
             llm.generate(prompt)
-    with pytest.raises(
-        onegraph.ArgumentError, match="2 prompts were given and one can be streamed"
-    ):
+    with pytest.raises(onegraph.ArgumentError, match="2 prompts were given, but a stream has one"):
         llm.generate(["a", "b"], stream=True)  # type: ignore[call-overload]
     with pytest.raises(onegraph.ArgumentError, match="prompt = None: must be a sequence of"):
         llm.generate(None)  # type: ignore[call-overload]
@@ -105,11 +103,11 @@ def graph(**options: Any) -> dict[str, Any]:
         ({"device": "gpu"}, r'device = "gpu": must be auto, cpu, cuda or cuda:N'),
         ({"n_ctx": 1}, r"n_ctx = 1: must be from 2 to 512"),
         ({"n_ctx": -1}, r"n_ctx = -1: must not be negative"),
-        ({"n_ctx": 513}, r"n_ctx = 513: the model was trained for 512 tokens; use at most that"),
+        ({"n_ctx": 513}, r"n_ctx = 513: the model was trained for 512 tokens, the maximum"),
         ({"max_batch": 0}, r"max_batch = 0: must be from 1 to 1024"),
         ({"threads": 0}, r"threads = 0: must be from 1 to 1024"),
         ({"kv_type": "f64"}, r'kv_type = "f64": must be one of .*f16.*q8_0'),
-        (graph(batch_sizes=[]), r"graph.batch_sizes = \[\]: name at least one size"),
+        (graph(batch_sizes=[]), r"graph.batch_sizes = \[\]: give at least one size"),
         (graph(batch_sizes=[1, 9]), r"graph.batch_sizes = 9: must be from 1 to 8"),
         (graph(max_batch=9), r"graph.max_batch = 9: must be from 1 to 8"),
         ({"graph": {"mode": "none"}}, r"graph = .*: must be an onegraph.GraphOptions"),
@@ -124,7 +122,7 @@ def test_load_options_out_of_range(tiny: Path, options: dict[str, Any], message:
 @pytest.mark.parametrize("name", foreign.MOVED)
 def test_a_load_option_that_moved_says_where_it_is_now(name: str) -> None:
     field = re.escape(foreign.MOVED[name])
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}': it is {field} now"):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}': use {field} instead"):
         LLM("none.gguf", **{name: None})  # type: ignore[arg-type]
 
 
@@ -133,20 +131,20 @@ def test_an_attribute_that_was_renamed_says_its_name(llm: LLM, owner: str, name:
     stats = llm.stats()
     now = foreign.RENAMED[owner, name]
     assert type(stats).__name__ == owner and getattr(stats, now) == 0
-    with pytest.raises(AttributeError, match=f"Stats has no attribute '{name}': it is {now} now"):
+    with pytest.raises(AttributeError, match=f"Stats has no attribute '{name}': use {now} instead"):
         getattr(stats, name)
 
 
 def test_options_of_graphs_answer_where_they_are_made() -> None:
     with pytest.raises(onegraph.ArgumentError, match=r'graph.mode = "x": must be one of full, '):
         GraphOptions(mode="x")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"'cuda_graph': it is graph=GraphOptions\(mode=...\) now"):
+    with pytest.raises(TypeError, match=r"'cuda_graph': use graph=GraphOptions\(mode=...\) instead"):
         GraphOptions(cuda_graph="none")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", ["seed", "temperature", "tools", "echo", "stream"])
 def test_a_keyword_of_a_request_is_sent_there(name: str) -> None:
-    said = f"'{name}': it belongs to a request, such as llm.generate"
+    said = f"'{name}': pass it to a request, such as llm.generate"
     with pytest.raises(TypeError, match=said):
         LLM("none.gguf", **{name: 1})  # type: ignore[arg-type]
 

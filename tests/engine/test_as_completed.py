@@ -61,7 +61,7 @@ def test_an_error_names_the_prompt(llm: onegraph.LLM) -> None:
 
 @pytest.mark.parametrize("one", ["Hi", [1, 2], 5])
 def test_one_prompt_is_refused(llm: onegraph.LLM, one: object) -> None:
-    with pytest.raises(onegraph.ArgumentError, match="prompt is one alone; give a list of several"):
+    with pytest.raises(onegraph.ArgumentError, match="prompt is a single one; pass a list"):
         llm.generate(one, as_completed=True)
-    with pytest.raises(onegraph.ArgumentError, match="goes with neither stream nor n"):
+    with pytest.raises(onegraph.ArgumentError, match="cannot be combined with stream or n"):
         llm.generate(PROMPTS, as_completed=True, n=2)

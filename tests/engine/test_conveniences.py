@@ -151,7 +151,7 @@ def test_the_last_message_of_the_assistant_may_be_continued(smol: LLM) -> None:
     ids = smol.tokenize(by_hand, add_special=False, parse_special=True)
     assert done.token_ids == smol.generate(ids, temperature=0, max_tokens=3).token_ids
     assert done.text.startswith(" Paris") and done.usage.prompt_tokens == len(ids)
-    with pytest.raises(onegraph.ArgumentError, match="the last of messages is of role 'user'"):
+    with pytest.raises(onegraph.ArgumentError, match="the last of messages has role 'user'"):
         smol.chat(asked, continue_final_message=True)
     with pytest.raises(onegraph.ArgumentError, match="the last of messages is empty"):
         empty = [*asked, {"role": "assistant", "content": ""}]
@@ -187,7 +187,7 @@ def test_tools_that_the_template_has_no_place_for_are_refused(llm: LLM) -> None:
         llm.chat(SAID, tools, chat_template="{{ messages[0].content }}")
     knows = "{{ tools | tojson if tools }}{{ messages[0].content }}"
     # Such a template does not tell how calls are written.
-    with pytest.raises(onegraph.ModelError, match="does not write calls, so how this model calls"):
+    with pytest.raises(onegraph.ModelError, match="does not write calls, so its call format"):
         llm.chat(SAID, tools, chat_template=knows)
     hermes: dict[str, Any] = {"tool_format": "hermes", **PLAIN}
     assert llm.chat(SAID, tools, chat_template=knows, **hermes).token_ids
@@ -216,7 +216,7 @@ async def _answered(llm: LLM, text: str) -> list[int]:
 def test_a_model_whose_file_names_no_pooling_says_once_that_its_vectors_tell_little(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = "was not trained for embeddings, as its file names no pooling"
+    said = "was not trained for embeddings (its file names no pooling)"
     for pooling, times in (("", 1), ("last", 0)):
         path = tmp_path / f"{pooling or 'unsaid'}.gguf"
         shape = dataclasses.replace(shapes.find("tiny-qwen3-embedding"), pooling=pooling)
@@ -244,8 +244,8 @@ def test_contents_in_parts_are_joined_and_other_parts_refused_by_name(llm: LLM) 
         ([{"role": "user", "content": [image]}], r"messages\[0\] content\[0\] type = 'image_url'"),
         ([{"role": "user", "content": 5}], r"messages\[0\] content = 5: must be a str, or a list"),
         ([{"role": "user", "content": [5]}], r"messages\[0\] content\[0\] = 5: must be a part"),
-        ([{**SAID[0], "images": ["aGk="]}], r"messages\[0\] images: models here read text"),
-        ([{**SAID[0], "audio": "aGk="}], r"messages\[0\] audio: models here read text"),
+        ([{**SAID[0], "images": ["aGk="]}], r"messages\[0\] images: only text is supported"),
+        ([{**SAID[0], "audio": "aGk="}], r"messages\[0\] audio: only text is supported"),
         ([{"role": "user"}], r'messages\[0\]: has no "content"'),
         ([{"role": "user", "content": None}], r'messages\[0\]: has no "content"'),
         ([{"role": "assistant", "content": None}], r'messages\[0\]: has no "content"'),

@@ -137,7 +137,7 @@ def test_a_text_is_one_pass_and_no_longer_than_the_context(path: Path, encoder: 
     assert encoder.n_ctx == 200
     whole = [5] * 200
     assert encoder.embed(whole).shape == (256,)
-    with pytest.raises(onegraph.ContextError, match="has 201 tokens and the context holds 200"):
+    with pytest.raises(onegraph.ContextError, match="has 201 tokens, but the context holds 200"):
         encoder.embed([*whole, 5])
     text = "tea " * 300
     with pytest.raises(onegraph.ContextError, match="the text has 302 tokens"):
@@ -150,7 +150,7 @@ def test_a_text_is_one_pass_and_no_longer_than_the_context(path: Path, encoder: 
 
 
 def test_it_generates_nothing(encoder: LLM) -> None:
-    said = "the model is an encoder, which sees a whole text at once and goes on from none; embed"
+    said = "the model is an encoder, which cannot generate text; use embed"
     with pytest.raises(onegraph.ArgumentError, match=said):
         encoder.generate("tea")
     with pytest.raises(onegraph.ArgumentError, match=said):
@@ -185,7 +185,7 @@ def test_what_is_no_encoder_of_this_kind_is_refused(tmp_path: Path, tiny: Path) 
     with pytest.raises(onegraph.ModelError, match=said):
         LLM(path, device="cpu")
     with LLM(tiny, device="cpu") as llm:
-        said = "pooling = cls: it is the state of the first token, which has seen no other"
+        said = "pooling = cls: in this model, the first token sees no other"
         with pytest.raises(onegraph.ArgumentError, match=said):
             llm.embed("tea", pooling="cls")
 

@@ -170,16 +170,17 @@ def test_the_context_can_be_filled_to_the_last_token(llm: LLM) -> None:
         result = llm.generate(ids[:length], max_tokens=600, seed=1, ignore_eos=True)
         assert len(result.token_ids) == 512 - length
         assert result.finish_reason == "length"
-    with pytest.raises(onegraph.ContextError, match="512 tokens and the context holds 512"):
+    with pytest.raises(onegraph.ContextError, match="512 tokens, but the context holds 512"):
         llm.generate(ids)
     with pytest.raises(onegraph.ContextError, match="holds 512") as caught:
         llm.generate(["fine", ids + ids])
-    assert str(caught.value).startswith("prompt[1]: the prompt has 1024 tokens and the context")
+    assert str(caught.value).startswith("prompt[1]: the prompt has 1024 tokens, but the context")
     # What it was trained for is all there is: no larger n_ctx is advised.
-    assert str(caught.value).endswith("the model was trained for 512, and no n_ctx holds more")
+    assert str(caught.value).endswith("the model was trained for 512, the largest possible n_ctx")
     assert llm.logits(ids).shape == (512, 512)
     with pytest.raises(
-        onegraph.ArgumentError, match=r"513 tokens: the context holds 512; .* no n_ctx holds more"
+        onegraph.ArgumentError,
+        match=r"513 tokens: the context holds 512; .* the largest possible n_ctx",
     ):
         llm.logits(ids + ids[:1])
 

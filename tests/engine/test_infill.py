@@ -69,7 +69,7 @@ def test_without_such_tokens_it_is_refused(tiny: Path) -> None:
     with onegraph.LLM(tiny, device="cpu") as llm:
         if llm.tokenizer.infill_ids is not None:
             pytest.skip("the tiny vocabulary has tokens for it")
-        with pytest.raises(onegraph.ArgumentError, match="no tokens for filling a gap"):
+        with pytest.raises(onegraph.ArgumentError, match="no fill-in-the-middle tokens"):
             llm.generate("a", suffix="b")
 
 

@@ -181,7 +181,7 @@ def test_a_folder_of_other_files_is_harmless(tiny: Path, tmp_path: Path) -> None
     (tmp_path / "prefixes" / "file").write_text("x")
     with LLM(tiny, cache_dir=tmp_path, **LOAD) as llm:
         assert ask(llm, prompt) == fresh
-    with pytest.raises(FileError, match=r"cannot create the folder .*name a cache_dir"):
+    with pytest.raises(FileError, match=r"cannot create the folder .*use a writable cache_dir"):
         LLM(tiny, cache_dir=tmp_path / "prefixes" / "file", **LOAD)
 
 
@@ -236,12 +236,12 @@ def test_what_does_not_fit_is_said(tiny: Path, hybrid: Path, tmp_path: Path) -> 
         llm.save_prefix(words(150), path)
         data = path.read_bytes()
         for damage, reason in [
-            (data[:-1], rf"it has {len(data) - 1} bytes, and its head says {len(data)}"),
-            (flip(data, len(data) // 2), "its checksum does not fit its bytes"),
-            (data[:20], "it has 20 bytes, and its head alone has"),
+            (data[:-1], rf"it has {len(data) - 1} bytes, but its header says {len(data)}"),
+            (flip(data, len(data) // 2), "its checksum does not match"),
+            (data[:20], "it has 20 bytes, but its header alone needs"),
             (b"GGUF" + data[4:], "it is not a saved prefix"),
-            (flip(data, 8), "it is of version"),
-            (flip(data, 12), r"it is of arithmetic \d+, and this onegraph computes by \d+"),
+            (flip(data, 8), "it has version"),
+            (flip(data, 12), r"it has arithmetic \d+, but this onegraph uses \d+"),
             (b"", "it has 0 bytes"),
         ]:
             broken = tmp_path / "broken"
@@ -252,7 +252,7 @@ def test_what_does_not_fit_is_said(tiny: Path, hybrid: Path, tmp_path: Path) -> 
             llm.load_prefix(tmp_path / "none")
         with pytest.raises(FileError, match="it is not a file"):
             llm.load_prefix(tmp_path)
-        with pytest.raises(FileError, match=r"cannot save the prefix to .*name a file in a folder"):
+        with pytest.raises(FileError, match=r"cannot save the prefix to .*use a writable folder"):
             llm.save_prefix(words(3), tmp_path / "no" / "folder")
         with pytest.raises(ContextError):
             llm.save_prefix(words(448), path)
@@ -263,9 +263,9 @@ def test_what_does_not_fit_is_said(tiny: Path, hybrid: Path, tmp_path: Path) -> 
         assert llm.load_prefix(path) == 150
     for other, options, reason in [
         (hybrid, {}, "it belongs to another model file"),
-        (tiny, {"kv_type": "f32"}, "its keys and values are i16, those of the model as loaded"),
-        (tiny, {"n_ctx": 150}, "it has 150 tokens, and the context leaves room for 149"),
-        (tiny, {"prefix_cache": False}, "the model as loaded keeps no prefixes"),
+        (tiny, {"kv_type": "f32"}, "its keys and values are i16, but those of the loaded model"),
+        (tiny, {"n_ctx": 150}, "it has 150 tokens, but the context has room for 149"),
+        (tiny, {"prefix_cache": False}, "the model was loaded without a prefix cache"),
     ]:
         with (
             LLM(other, **(LOAD | options)) as llm,
@@ -281,7 +281,7 @@ def test_a_model_file_that_was_changed_is_not_taken_for_what_was_loaded(
     copy.write_bytes(tiny.read_bytes())
     with LLM(copy, **LOAD) as llm:
         os.utime(copy, (1, 1))
-        with pytest.raises(FileError, match="was changed since; load the model again"):
+        with pytest.raises(FileError, match="has changed since; load the model again"):
             llm.save_prefix(words(70), tmp_path / "prefix")
 
 

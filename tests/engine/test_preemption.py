@@ -136,7 +136,7 @@ def test_streams_pause_and_the_count_says_so(model: Path) -> None:
 
 
 def test_a_pool_or_a_host_that_is_too_small_is_refused(tiny: Path) -> None:
-    with pytest.raises(ArgumentError, match="kv_tokens = 255: one sequence may have n_ctx = 256"):
+    with pytest.raises(ArgumentError, match="kv_tokens = 255: must be at least n_ctx = 256"):
         LLM(tiny, **{**TIGHT, "kv_tokens": 255})
     for name in ("kv_tokens", "kv_host_bytes"):
         with pytest.raises(ArgumentError, match=name):

@@ -125,12 +125,10 @@ def test_what_is_wrong_is_named(path: Path, ranker: LLM, tiny: Path) -> None:
         ranker.rank(QUERY, ["tea", "tea " * 600])
     with pytest.raises(onegraph.ArgumentError, match="pooling = 'rank': must be last, mean or cls"):
         ranker.embed("tea", pooling="rank")
-    with pytest.raises(
-        onegraph.ArgumentError, match="pooling = rank: the model's file is a reranker"
-    ):
+    with pytest.raises(onegraph.ArgumentError, match="pooling = rank: the model is a reranker"):
         ranker.embed("tea")
     assert ranker.embed("tea", pooling="last").shape == (256,)
-    said = "the model is no reranker"
+    said = "the model is not a reranker"
     with LLM(tiny, device="cpu") as llm, pytest.raises(onegraph.ArgumentError, match=said):
         llm.rank("tea", ["toast"])
 

@@ -120,24 +120,24 @@ async def _gathered(llm: LLM, kinds: list[dict[str, Any]]) -> list[str]:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"schema": "{"}, "schema = {: is not JSON"),
-    ({"schema": {"type": "tree"}}, 'schema = {"type": "tree"}: type "tree" cannot be held'),
-    ({"schema": {"not": {}}}, "not cannot be held"),
+    ({"schema": {"type": "tree"}}, 'schema = {"type": "tree"}: type "tree" is not supported'),
+    ({"schema": {"not": {}}}, "not is not supported"),
     (
         {"schema": {"oneOf": [{}, {"type": "null"}]}},
-        "oneOf where more than one may fit cannot be held",
+        "oneOf with alternatives that can match together is not supported",
     ),
-    ({"schema": {1, 2}}, "set cannot be described"),
+    ({"schema": {1, 2}}, "set is not supported"),
     ({"schema": {"enum": [float("nan")]}}, "schema: is not JSON"),
     ({"regex": "("}, r"regex = \(: .*unclosed group"),
     ({"regex": 3}, "regex = 3"),
     ({"grammar": "start: missing"}, "grammar = start: missing: "),
-    ({"grammar": "root ::= nothing"}, "GBNF: the rule nothing is used and not defined"),
+    ({"grammar": "root ::= nothing"}, "GBNF: the rule nothing is used but not defined"),
     ({"grammar": "root ::= <[5]>"}, "tokens by name or number cannot be converted"),
     ({"choice": []}, "must be from 1 to 4096 texts"),
     ({"choice": ["a", 5]}, "choice = 5: must be a str"),
-    ({"regex": "a", "choice": ["a"]}, "regex and choice: a text can be held to one of them"),
-    ({"regex": "a", "ignore_eos": True}, "says where the text ends"),
-    ({"regex": "a", "echo": True}, "no prompt in front"),
+    ({"regex": "a", "choice": ["a"]}, "regex and choice: give only one of them"),
+    ({"regex": "a", "ignore_eos": True}, "cannot be combined with a schema"),
+    ({"regex": "a", "echo": True}, "cannot be combined with structured output"),
     ({"regex": "a" * (1 << 19)}, "has 524288 bytes; at most 262144 are allowed"),
 ]
 
@@ -155,7 +155,7 @@ def test_whether_a_text_is_of_a_form(
     llm: LLM, form: dict[str, Any], of_it: str, not_of_it: str
 ) -> None:
     assert llm.fits(of_it, **form) is True and llm.fits(not_of_it, **form) is False
-    with pytest.raises(onegraph.ArgumentError, match="one of schema, regex, grammar, choice is"):
+    with pytest.raises(onegraph.ArgumentError, match="give one of schema, regex, grammar, choice"):
         llm.fits(of_it)
 
 

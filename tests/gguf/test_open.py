@@ -53,7 +53,7 @@ def test_files_split_by_the_gguf_package(tmp_path: Path) -> None:
     with pytest.raises(onegraph.FileError, match=rf"shard 2 of {len(shards)}, not the first.*open"):
         _native.model_plan(shards[1])
     shards[2].unlink()
-    with pytest.raises(onegraph.FileError, match=f"{shards[2].name}.*must lie beside the first"):
+    with pytest.raises(onegraph.FileError, match=f"{shards[2].name}.*must be next to the first"):
         _native.model_plan(first)
 
 
@@ -90,7 +90,7 @@ def test_a_link_to_the_first_shard_leads_to_the_others(tmp_path: Path) -> None:
     (links / first.name).unlink()
     with pytest.raises(onegraph.ModelError, match=r"split.no"):
         _native.model_plan(link(first.name, snapshot / first.name))
-    with pytest.raises(onegraph.FileError, match="its name does not lead to the others"):
+    with pytest.raises(onegraph.FileError, match="its name does not identify the others"):
         _native.model_plan(blobs / "0")
     with pytest.raises(onegraph.FileError, match=r"shard 2 of .*, not the first; open .*00001-of"):
         _native.model_plan(link("second.gguf", snapshot / shards[1].name))

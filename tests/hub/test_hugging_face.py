@@ -87,13 +87,13 @@ def test_a_cached_file_is_found_offline(ref: str, file: str, hub_cache: Path) ->
 
 def test_a_quantization_that_is_not_there_lists_the_files(hub_cache: Path) -> None:
     said = resolve("hf:user/Tiny-GGUF:Q5_K_M", hub_cache)
-    assert said.startswith("ArgumentError 'hf:user/Tiny-GGUF:Q5_K_M' fits no file")
+    assert said.startswith("ArgumentError 'hf:user/Tiny-GGUF:Q5_K_M' matches no file")
     assert "Tiny-Q4_K_M.gguf" in said and "mmproj" not in said
 
 
 def test_a_quantization_of_two_files_asks_which(hub_cache: Path) -> None:
     said = resolve("hf:user/Tiny-GGUF:F16", hub_cache)
-    assert said.startswith("ArgumentError 'hf:user/Tiny-GGUF:F16' fits 2 files")
+    assert said.startswith("ArgumentError 'hf:user/Tiny-GGUF:F16' matches 2 files")
     assert "half/Other-F16.gguf, half/Tiny-F16.gguf; name one of them" in said
 
 
@@ -102,7 +102,7 @@ def test_a_quantization_of_two_files_asks_which(hub_cache: Path) -> None:
 )
 def test_what_is_not_cached_cannot_be_had_offline(ref: str, hub_cache: Path) -> None:
     said = resolve(ref, hub_cache)
-    assert said.startswith("FileError cannot fetch ")
+    assert said.startswith("FileError cannot download ")
     assert "HF_HUB_OFFLINE is set" in said and "download the file elsewhere" in said
 
 

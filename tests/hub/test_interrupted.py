@@ -102,7 +102,7 @@ def test_a_full_disk_is_said_with_what_is_needed(
     folder = small_disk / "models"
     size = len(content) / 1e6
     assert done.stdout.startswith(f"no room for tiny in {folder}: No space left on device; 2 MB")
-    assert f"{2 * size:.0f} MB are needed while it is fetched and {size:.0f} MB" in done.stdout
+    assert f"{2 * size:.0f} MB are needed during the download and {size:.0f} MB" in done.stdout
     assert "set ONEGRAPH_CACHE_DIR to a folder on another disk" in done.stdout
     assert left_behind(small_disk) == []
 

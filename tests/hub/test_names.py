@@ -82,7 +82,7 @@ def test_a_copy_of_ollama_that_cannot_run_is_not_taken_where_the_hub_has_one(
     [("llama3.2:2b", "llama3.2:3b"), ("Qwen3.5", "qwen3.5"), ("gtp-oss", "gpt-oss")],
 )
 def test_a_wrong_name_is_met_by_a_near_one(typed: str, meant: str) -> None:
-    with pytest.raises(ValueError, match=f"no model is called '{typed}' .did you mean '{meant}'"):
+    with pytest.raises(ValueError, match=f"unknown model '{typed}' .did you mean '{meant}'"):
         hub.resolve(typed)
 
 
@@ -135,6 +135,6 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(tmp_path: Path) -> None:
     env = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_CACHE": str(tmp_path / "hf")}
     failed = run(env | {"NO_PROXY": "*"}, "pull", "tiny:1b")
     assert failed.returncode == 1
-    where = "cannot fetch the list of files of user/Tiny-GGUF from http://127.0.0.1:9: "
+    where = "cannot download the list of files of user/Tiny-GGUF from http://127.0.0.1:9: "
     assert where in failed.stderr
     assert "HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror" in failed.stderr

@@ -73,8 +73,8 @@ def test_a_name_that_onegraph_fetches_is_said_where_ollama_has_none() -> None:
 def test_a_name_that_nothing_is_like_says_how_ollama_would_get_it() -> None:
     message = said_of("command-r")
     assert "did you mean" not in message
-    assert "`onegraph list --names` lists the names known here; a model is named by one" in message
-    assert "where ollama knows it, run `ollama pull command-r`" in message
+    assert "`onegraph list --names` lists known names; name a model as" in message
+    assert "if ollama has it, run `ollama pull command-r`" in message
     assert "ollama pull" not in said_of("not a name")
 
 

@@ -120,7 +120,7 @@ def test_a_partial_blob_is_named_with_both_sizes(store: Path) -> None:
     fake_ollama.add_model(store, f"{LIBRARY}/cut/latest", b"GGUF half", size=1000)
     with pytest.raises(onegraph.ModelError) as e:
         hub.resolve("ollama:cut")
-    assert "has 9 bytes and its manifest says 1000" in str(e.value)
+    assert "has 9 bytes, its manifest says 1000" in str(e.value)
     assert "run `ollama pull` again" in str(e.value)
 
 
@@ -157,7 +157,7 @@ def test_a_model_that_is_no_gguf_is_refused(store: Path) -> None:
     fake_ollama.add_model(
         store, f"{LIBRARY}/other/latest", b"{}", media="application/vnd.ollama.image.tensor"
     )
-    with pytest.raises(onegraph.ModelError, match=r"lists 0 layers of type .*\.model, and one"):
+    with pytest.raises(onegraph.ModelError, match=r"lists 0 layers of type .*\.model, not one"):
         hub.resolve("ollama:other")
 
 
@@ -185,7 +185,7 @@ def test_verify_reads_the_blob(store: Path) -> None:
     assert hub.resolve("ollama:tiny", verify=True) == blob
     blob.write_bytes(b"GGUF tinY")
     assert hub.resolve("ollama:tiny") == blob
-    with pytest.raises(onegraph.ModelError, match="is damaged: its sha256 is not the one it is"):
+    with pytest.raises(onegraph.ModelError, match="is damaged: its sha256 does not match its"):
         hub.resolve("ollama:tiny", verify=True)
 
 

@@ -80,7 +80,7 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: FakeHub, load: Load) -> N
         assert load(f"hf:{REPO}@{revision}:Q4_K_M") == content
     assert load(REF) == "GGUF second"
     said = load(f"hf:{REPO}@v2/{FILE}")
-    assert said.startswith(f"FileError cannot fetch {FILE} of {REPO} from {hub.endpoint}: ")
+    assert said.startswith(f"FileError cannot download {FILE} of {REPO} from {hub.endpoint}: ")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_shards_of_a_model_are_of_one_commit(hub: FakeHub, load: Load, tmp_p
     assert all(f"/resolve/{commit}/" in path for path in fetched[1:])
     (shard,) = (tmp_path / "hf").glob(f"*/snapshots/{commit}/{names[2]}")
     shard.resolve().write_bytes(b"GGUF ruined")
-    assert f"{names[2]} is not what hf:{REPO}:Q6_K stood for" in load(f"hf:{REPO}:Q6_K")
+    assert f"{names[2]} is not the file hf:{REPO}:Q6_K is pinned to" in load(f"hf:{REPO}:Q6_K")
 
 
 def test_a_name_that_could_steer_or_leave_is_nothing_to_pick(hub: FakeHub, load: Load) -> None:
@@ -151,7 +151,7 @@ def test_a_name_that_could_steer_or_leave_is_nothing_to_pick(hub: FakeHub, load:
         {"a\x1b]0;x\x07-Q8_0.gguf": b"1", "../b-Q8_0.gguf": b"2", "c-Q8_0.gguf": b"3"}, "main"
     )
     assert load(f"hf:{REPO}:Q8_0") == "3"
-    assert load(f"hf:{REPO}:Q6_K").startswith(f"ArgumentError 'hf:{REPO}:Q6_K' fits no file")
+    assert load(f"hf:{REPO}:Q6_K").startswith(f"ArgumentError 'hf:{REPO}:Q6_K' matches no file")
 
 
 @pytest.mark.parametrize("damage", [b"GGUF wholE", b"GGUF whol"])
@@ -163,8 +163,8 @@ def test_a_damaged_file_is_an_error_at_load_and_mended_by_pull(
     (path,) = (tmp_path / "hf").glob(f"*/snapshots/*/{FILE}")
     path.resolve().write_bytes(damage)
     said = load(REF)
-    assert said.startswith(f"ModelError {path} is not what {REF} stood for: ")
-    assert f"run `onegraph pull {REF}`, which fetches it again" in said
+    assert said.startswith(f"ModelError {path} is not the file {REF} is pinned to: ")
+    assert f"run `onegraph pull {REF}` to download it again" in said
     assert pull(REF).returncode == 0
     assert load(REF, verify=True) == "GGUF whole"
 
@@ -190,7 +190,7 @@ def test_another_content_under_a_pinned_commit_is_refused(
     path.unlink()  # somebody made room
     hub.commits[commit] = {FILE: b"GGUF new"}
     said = load(REF)
-    assert said.startswith(f"ModelError {path} is not what {REF} stood for")
+    assert said.startswith(f"ModelError {path} is not the file {REF} is pinned to")
     assert f"`onegraph pull --update {REF}`" in load(REF, mend=True)
     assert load(REF, update=True) == "GGUF new"
 
@@ -205,7 +205,7 @@ def test_a_pinned_commit_that_is_gone_says_how_to_go_on(
     del hub.commits[commit]
     hub.commit({FILE: b"GGUF new"}, "main")
     said = load(REF)
-    assert said.startswith("FileError cannot fetch")
+    assert said.startswith("FileError cannot download")
     assert f"{REF} is pinned to commit {commit}: if that is gone, `onegraph pull --update" in said
     assert load(REF, update=True) == "GGUF new"
 
@@ -239,7 +239,7 @@ def test_a_damaged_pin_says_how_to_write_it_again(
     path.write_text(text)
     with pytest.raises(onegraph.ModelError) as e:
         pins.read(REF)
-    assert f"{path}, which says what {REF} stands for, is damaged: " in str(e.value)
+    assert f"{path}, the pin of {REF}, is damaged: " in str(e.value)
     assert f"run `onegraph pull --update {REF}`" in str(e.value)
     pins.write(pin)
     assert pins.read(REF) == pin
@@ -254,7 +254,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(
     code = "import sys; from onegraph import hub; hub.resolve(sys.argv[1])"
     command = [sys.executable, "-c", code, REF]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.stderr.startswith(f"cannot note what {REF} stands for: Not a directory; a later")
+    assert done.stderr.startswith(f"cannot pin {REF}: Not a directory; a later")
 
 
 def test_a_download_tells_its_size_and_takes_what_the_teller_raises(

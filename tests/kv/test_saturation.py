@@ -137,7 +137,7 @@ def places(error: str) -> tuple[int, int, int, float]:
 
 NOT_FINITE = re.compile(
     r"KV scatter of layer (\d+): a key or value at position (\d+) of sequence slot (\d+) is (\S+), "
-    r"and all must be finite; .*"
+    r"but all must be finite; .*"
 )
 
 

@@ -126,7 +126,11 @@ def test_a_device_that_does_not_exist() -> None:
 @over_backends
 def test_a_buffer_that_does_not_exist(backend: Backend) -> None:
     run = Run(backend, plan())
-    with pytest.raises(onegraph.ArgumentError, match="buffer = c: the plan has none of this name"):
+    with pytest.raises(
+        onegraph.ArgumentError, match="buffer = c: the plan has none with this name"
+    ):
         run.native.read("c")
-    with pytest.raises(onegraph.ArgumentError, match="buffer = c: the plan has none of this name"):
+    with pytest.raises(
+        onegraph.ArgumentError, match="buffer = c: the plan has none with this name"
+    ):
         run.native.write("c", b"")

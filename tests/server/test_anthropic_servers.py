@@ -27,12 +27,12 @@ def test_tools_of_anthropics_own_servers_are_left_out_with_one_warning(
             assert status == 200, said
     assert adder.llm.prompts[-1] == adder.expected(ASKED)
     warned = [each.getMessage() for each in caplog.records]
-    assert len(warned) == len(TYPES) and "a tool of type web_search is known" in warned[0]
+    assert len(warned) == len(TYPES) and "a tool of type web_search only works" in warned[0]
     status, said = adder.served.post("/v1/messages/count_tokens", body)
     assert said == {"input_tokens": len(adder.expected(ASKED))}
     choice = {"type": "tool", "name": "web_search"}
     status, said = adder.served.post("/v1/messages", {**body, "tool_choice": choice})
-    assert status == 400 and "no tool is called 'web_search'" in said["error"]["message"]
+    assert status == 400 and "no tool is named 'web_search'" in said["error"]["message"]
 
 
 def test_what_they_did_in_a_conversation_is_left_out(adder: Scripted) -> None:

@@ -79,7 +79,7 @@ def test_a_model_that_talks_embeds_too(by_openai: openai.OpenAI, llm: LLM) -> No
 @pytest.mark.parametrize(
     ("body", "field", "said"),
     [
-        ({}, "input", "input: is missing"),
+        ({}, "input", "input: missing"),
         ({"input": ""}, "input", "input = no token: "),
         ({"input": []}, "input", "must be a string, token ids, or a list of strings"),
         ({"input": 5}, "input", "input = 5: "),
@@ -92,7 +92,7 @@ def test_a_model_that_talks_embeds_too(by_openai: openai.OpenAI, llm: LLM) -> No
         ({"input": "tea", "dimensions": 300}, "dimensions", "must be from 1 to 256"),
         ({"input": "tea", "dimensions": "x"}, "dimensions", "must be an integer"),
         ({"input": "tea", "encoding_format": "int8"}, "encoding_format", '"float" or "base64"'),
-        ({"input": ["tea"] * 2049}, "input", "2049 texts; at most 2048"),
+        ({"input": ["tea"] * 2049}, "input", "2049 texts; the limit is 2048"),
     ],
 )
 def test_openai_errors_name_the_field(
@@ -201,8 +201,8 @@ def test_rerank(tmp_path: Path) -> None:
             shown = [each["document"] for each in answer["results"]]
             assert shown == [{"text": TEXTS[i]} for i in order[:2]]
             for body, said in [
-                ({"query": "tea"}, "documents: is missing"),
-                ({"documents": TEXTS}, "query: is missing"),
+                ({"query": "tea"}, "documents: missing"),
+                ({"documents": TEXTS}, "query: missing"),
                 (asked | {"documents": []}, "documents"),
                 (asked | {"documents": ["tea", 3]}, "documents[1]"),
                 (asked | {"top_n": 0}, "top_n"),

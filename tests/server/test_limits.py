@@ -255,7 +255,7 @@ def test_more_prompts_than_go_together_are_refused(served: Served, llm: LLM) -> 
     for many in (["a"] * 2049, [[5]] * 2049):
         status, body = served.post("/v1/completions", {"prompt": many, "max_tokens": 1})
         assert status == 400 and body["error"]["param"] == "prompt"
-        assert body["error"]["message"] == "prompt: 2049 prompts; at most 2048 go together"
+        assert body["error"]["message"] == "prompt: 2049 prompts; the limit is 2048"
     # Tokens of one prompt are another matter.
     status, body = served.post("/v1/completions", {"prompt": [5] * 2049, "max_tokens": 1})
     assert status == 400 and body["error"]["code"] == "context_length_exceeded"

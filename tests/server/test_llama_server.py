@@ -84,7 +84,7 @@ def test_models_of_a_folder_are_loaded_and_unloaded(tiny: Path, llm: LLM) -> Non
         assert served.post("/models/unload", {"model": "lent"}) == (200, {"success": True})
         assert served.get("/props?model=lent")[1]["is_sleeping"]
         status, body = served.post("/models/unload", {"model": "kept"})
-        assert status == 400 and "given at the start" in body["error"]["message"]
+        assert status == 400 and "loaded at startup" in body["error"]["message"]
         status, body = served.post("/models/load", {})
         assert (status, body["error"]["param"]) == (400, "model")
 

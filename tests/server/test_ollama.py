@@ -186,7 +186,7 @@ def test_what_ollama_does_with_files_says_what_to_do_here(
         with pytest.raises(ollama.ResponseError, match=said) as refused:
             call()
         assert refused.value.status_code == 501
-    with pytest.raises(ollama.ResponseError, match="is not a model of this server") as missing:
+    with pytest.raises(ollama.ResponseError, match="not on this server") as missing:
         client.chat("llama3", SAID)
     assert missing.value.status_code == 404
 

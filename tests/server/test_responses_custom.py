@@ -98,7 +98,7 @@ def test_only_tools_that_are_allowed_are_called(noise: Served) -> None:
     assert call["function"]["name"] == "two"
     within["tools"][0]["function"]["name"] = "three"  # type: ignore[index]
     status, said = noise.post("/v1/chat/completions", chat)
-    assert status == 400 and "no tool is called 'three'" in said["error"]["message"]
+    assert status == 400 and "no tool is named 'three'" in said["error"]["message"]
 
 
 PATCHES = r"""
@@ -174,7 +174,7 @@ def test_a_grammar_that_cannot_be_held_is_told_of(
     with caplog.at_level(logging.WARNING, "onegraph.server"):
         status, said = noise.post("/v1/responses/input_tokens", {"input": "tea", "tools": [tool]})
     assert status == 200, said
-    assert "tools[0].format.definition: calls are not held to it" in caplog.text
+    assert "tools[0].format.definition: not enforced" in caplog.text
 
 
 @pytest.mark.parametrize(

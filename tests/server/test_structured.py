@@ -113,16 +113,16 @@ def test_completions_take_what_other_servers_take(
             "chat/completions",
             {"response_format": {"type": "json_schema"}},
             "response_format.json_schema",
-            "is missing",
+            "missing",
         ),
         (
             "chat/completions",
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
             "response_format.json_schema.schema",
-            'type "x" cannot be held',
+            'type "x" is not supported',
         ),
         ("chat/completions", {"guided_regex": "("}, "guided_regex", "unclosed group"),
-        ("chat/completions", {"guided_regex": "a", "grammar": "b"}, "grammar", "names two"),
+        ("chat/completions", {"guided_regex": "a", "grammar": "b"}, "grammar", "sets two"),
         ("chat/completions", {"guided_choice": "a", "guided_regex": 5}, "guided_regex", "string"),
         ("responses", {"text": {"format": {"type": "x"}}}, "text.format.type", "must be one of"),
     ],
@@ -207,8 +207,8 @@ def test_strict_alone_holds_calls_that_begin_without_a_marker(tmp_path: Path) ->
     ("choice", "said"),
     [
         ("maybe", 'must be "auto", "none", "required"'),
-        ({"type": "function"}, "tool_choice.function: is missing"),
-        ({"type": "function", "function": {"name": "sub"}}, "no tool is called 'sub'"),
+        ({"type": "function"}, "tool_choice.function: missing"),
+        ({"type": "function", "function": {"name": "sub"}}, "no tool is named 'sub'"),
     ],
 )
 def test_a_choice_that_is_none_is_refused(adder: Scripted, choice: Any, said: str) -> None:

@@ -33,12 +33,12 @@ MARK = f"<!-- From here on written by `{COMMAND}`. -->"
 GROUPS = {
     "The model": ["LLM"],
     "Sampling": ["Sampling", "SamplingOptions"],
-    "What comes back": [
+    "Results": [
         *["Result", "Piece", "results.Usage", "results.Timings"],
         *["results.TokenLogprob", "results.TopLogprob"],
         *["Stream", "AsyncStream"],
     ],
-    "What goes on": ["Stats", "stats.Places"],
+    "Statistics": ["Stats", "stats.Places"],
     "Text and tokens": ["Tokenizer", "StreamDecoder", "ChatTemplate", "Rendering"],
     "Calls and events": [
         *["ToolCall", "InvalidToolCall", "TextDelta", "ReasoningDelta"],
@@ -109,7 +109,7 @@ def api(page: str) -> str:
         if lines:
             parts.append("\n".join(lines))
     if page == "api.md":
-        parts.append("`onegraph.__version__` is the version, as text.")
+        parts.append("`onegraph.__version__` is the version, a str.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -119,7 +119,7 @@ def _is_plain(item: type) -> bool:
 
 def _error(name: str, item: type) -> str:
     bases = ", ".join(f"`{base.__name__}`" for base in item.__bases__)
-    return f"- `{name}`, which is {bases}: {_joined(inspect.getdoc(item) or '')}"
+    return f"- `{name}` ({bases}): {_joined(inspect.getdoc(item) or '')}"
 
 
 def _class(name: str, item: type) -> Iterator[str]:
@@ -259,7 +259,7 @@ def _prose(doc: str, function: Function | None = None) -> str:
                 items.append("  " + _escaped(line.strip()))
         parts.append("\n".join(items))
     if function and "takes_sampling" in _decorators(function):
-        parts.append("By keyword, the fields of `Sampling`, which it takes as `sampling` too.")
+        parts.append("Also accepts the fields of `Sampling` as keywords.")
     return "\n\n".join(parts)
 
 

@@ -101,7 +101,7 @@ def test_ids_that_are_no_tokens(tokenizer: onegraph.Tokenizer, ids: list[int]) -
 
 def test_the_first_id_past_the_end(tokenizer: onegraph.Tokenizer) -> None:
     n = tokenizer.n_vocab
-    message = f"token id = {n}: the vocabulary has {n} tokens, from 0"
+    message = f"token id = {n}: the vocabulary has {n} tokens, with ids from 0"
     decoder = tokenizer.stream()
     for call in (
         lambda: tokenizer.decode([0, n]),

@@ -73,7 +73,7 @@ def test_what_cannot_fit_is_refused_before_it_is_tokens(llm: onegraph.LLM) -> No
     stopped.tell()
     for prompt in (text, rendering):
         # Work on it would end at once, by another error.
-        with stopped, pytest.raises(onegraph.ContextError, match=r"has at least \d+ tokens and"):
+        with stopped, pytest.raises(onegraph.ContextError, match=r"has at least \d+ tokens, but"):
             llm._engine.encode(prompt)
         with stopped, pytest.raises(onegraph.CancelledError):
             llm._engine.encode(prompt, most=1 << 40)
@@ -84,7 +84,7 @@ def test_what_cannot_fit_is_refused_before_it_is_tokens(llm: onegraph.LLM) -> No
             call(text)
     # One that might have fitted is counted.
     n = len(llm.tokenize("tea " * 600))
-    with pytest.raises(onegraph.ContextError, match=rf"has {n} tokens and the context holds 512"):
+    with pytest.raises(onegraph.ContextError, match=rf"has {n} tokens, but the context holds 512"):
         llm.generate("tea " * 600)
     assert llm.n_ctx <= n < llm.n_ctx * 10
 

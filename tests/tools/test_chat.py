@@ -321,7 +321,7 @@ def test_what_cannot_be_is_refused_with_what_can(adder: LLM) -> None:
     assert said.startswith("tools = 1 tools: the chat template has no place for them")
     shown = "{{ tools | tojson }}{{ messages[0].content }}"
     said = refused(adder, onegraph.ModelError, tools=[add], chat_template=shown)
-    assert said.startswith("chat template: does not write calls, so how this model calls a tool is")
-    assert "hermes (<tool_call>" in said and "name it with tool_format=" in said
+    assert said.startswith("chat template: does not write calls, so its call format")
+    assert "hermes (<tool_call>" in said and "set tool_format=" in said
     named = adder.chat(ASKED, tools=[add], tool_format="hermes", chat_template=shown + "<|turn0|>")
     assert named.tool_calls[0].arguments == {"a": 31, "b": 8}

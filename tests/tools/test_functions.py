@@ -190,20 +190,20 @@ def empty(x: Callable[[], int]) -> None: ...
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (bare, "tools[0] bare(x): has no annotation that says what it takes"),
-        (many, "tools[0] many(x): a model gives arguments by name"),
-        (rest, "tools[0] rest(x): a model gives arguments by name"),
-        (ordered, "tools[0] ordered(x): a model gives arguments by name"),
-        (node, "tools[0] node(x): Node cannot be described to a model; what can: str, int"),
-        (tree, "tools[0] tree(x).left: Tree holds one of its own kind"),
-        (keys, "keys of JSON are texts; use dict[str, ...]"),
-        (raw, "tools[0] raw(x): bytes cannot be described"),
+        (bare, "tools[0] bare(x): needs a type annotation"),
+        (many, "tools[0] many(x): models pass arguments by name"),
+        (rest, "tools[0] rest(x): models pass arguments by name"),
+        (ordered, "tools[0] ordered(x): models pass arguments by name"),
+        (node, "tools[0] node(x): Node is not supported; use str, int"),
+        (tree, "tools[0] tree(x).left: Tree is recursive"),
+        (keys, "JSON keys are strings; use dict[str, ...]"),
+        (raw, "tools[0] raw(x): bytes is not supported"),
         (unknown, "tools[0] unknown: its signature cannot be read: name 'Nowhere'"),
-        (empty, "cannot be described to a model"),
-        (lambda x: x, "tools[0]: <lambda> has no name to call it by"),
+        (empty, "is not supported; use"),
+        (lambda x: x, "tools[0]: <lambda> has no name"),
         (3, "tools[0] = 3: must be a function or a dict"),
         ({"type": "function"}, 'tools[0]: must have a "function" with a "name"'),
-        ({"type": "web_search"}, "tools[0] type = 'web_search': only tools of type"),
+        ({"type": "web_search"}, "tools[0] type = 'web_search': must be"),
         ({"name": "f", "parameters": {1, 2}}, "tools[0]: is not JSON"),
     ],
 )
@@ -214,7 +214,7 @@ def test_what_cannot_be_described_is_an_error_that_says_why(function: Any, said:
 
 
 def test_tools_of_one_name_are_refused_and_a_function_alone_too() -> None:
-    with pytest.raises(onegraph.ArgumentError, match="2 of them are called 'node'"):
+    with pytest.raises(onegraph.ArgumentError, match="2 of them have the name 'node'"):
         functions.offered([{"name": "node"}, {"name": "node"}])
     with pytest.raises(onegraph.ArgumentError, match="must be a list of functions"):
         functions.offered(weather)
@@ -269,5 +269,5 @@ def test_results_become_text() -> None:
     assert functions.content(made) == (
         '{"unit": "metric", "at": {"name": "x", "at": [1.0, 2.0]}, "of": [3], "é": null}'
     )
-    with pytest.raises(onegraph.ArgumentError, match="result of a tool = a Node: has no JSON"):
+    with pytest.raises(onegraph.ArgumentError, match="result of a tool = a Node: cannot be JSON"):
         functions.content(Node())

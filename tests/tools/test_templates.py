@@ -121,7 +121,7 @@ def check_refused(template: onegraph.ChatTemplate) -> None:
     with pytest.raises(onegraph.ModelError) as caught:
         _native.Reading.with_tools(template, None)
     said = str(caught.value)
-    assert "so how this model calls a tool is not known" in said and "tool_format=" in said
+    assert "so its call format is unknown" in said and "tool_format=" in said
     for known, looks in _native.tool_formats():
         assert known in said and looks in said
 

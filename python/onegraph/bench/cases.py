@@ -53,12 +53,12 @@ def numbers(name: str, given: Sequence[str], default: Sequence[int], least: int 
             out += _range(name, text, *found.groups())
         else:
             raise ArgumentError(
-                f"{name} {text!r} is no number and no range such as 1-4, 0-4096+1024 or 1-64*2"
+                f"{name} {text!r} is not a number or a range such as 1-4, 0-4096+1024 or 1-64*2"
             )
         if len(out) > MOST:
-            raise ArgumentError(f"{name} has over {MOST} values; give a larger step")
+            raise ArgumentError(f"{name} has over {MOST} values; use a larger step")
     if wrong := [n for n in out if n < least]:
-        raise ArgumentError(f"{name} {wrong[0]}: the least is {least}")
+        raise ArgumentError(f"{name} {wrong[0]}: must be at least {least}")
     return out or list(default)
 
 
@@ -111,7 +111,7 @@ def cases(
         out += [Case(0, n, depth, seqs) for seqs in n_seq for n in n_gen if n]
         out += [Case(p, n, depth) for p, n in combined]
     if not out:
-        raise ArgumentError("-p 0 -n 0 leaves no test; give one of them a length")
+        raise ArgumentError("-p 0 -n 0 leaves no test; set one of them")
     return list(dict.fromkeys(out))
 
 
@@ -124,8 +124,8 @@ def context(cases: Sequence[Case], trained: int | None, step: int) -> int:
     longest = max(cases, key=lambda case: case.n_ctx)
     if trained and longest.n_ctx > trained:
         raise ArgumentError(
-            f"{longest.name} needs a context of {longest.n_ctx} tokens, and the model was trained "
-            f"for {trained}; give less by -p, -n, -pg or -d"
+            f"{longest.name} needs a context of {longest.n_ctx} tokens, but the model was trained "
+            f"for {trained}; reduce -p, -n, -pg or -d"
         )
     rounded = -(-longest.n_ctx // step) * step
     return min(rounded, trained) if trained else rounded

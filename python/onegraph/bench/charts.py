@@ -42,9 +42,9 @@ def check(path: Path) -> None:
     """Raises where no chart can be drawn to `path`: `ArgumentError` for its ending, `FileError`
     where matplotlib or the folder is missing, or the file cannot be written."""
     if path.suffix.lower() not in SUFFIXES:
-        raise ArgumentError(f"--plot {path}: its name must end in {', '.join(SUFFIXES)}")
+        raise ArgumentError(f"--plot {path}: must end in {', '.join(SUFFIXES)}")
     if not path.absolute().parent.is_dir():
-        raise FileError(f"--plot {path}: there is no folder {path.absolute().parent}; make it")
+        raise FileError(f"--plot {path}: there is no folder {path.absolute().parent}; create it")
     if importlib.util.find_spec("matplotlib") is None:
         raise FileError("--plot needs matplotlib: run `pip install matplotlib`")
     try:
@@ -54,7 +54,7 @@ def check(path: Path) -> None:
         if not there:
             path.unlink()
     except OSError as e:
-        raise FileError(f"--plot {path}: {e.strerror or e}; name a file that can be written") from e
+        raise FileError(f"--plot {path}: {e.strerror or e}; use a writable path") from e
 
 
 def check_terminal() -> None:

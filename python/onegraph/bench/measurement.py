@@ -33,8 +33,8 @@ def seconds(nanoseconds: object, what: str) -> float:
     """
     if isinstance(nanoseconds, bool) or not isinstance(nanoseconds, int) or nanoseconds < 0:
         raise EngineError(
-            f"{what} is {nanoseconds!r}, not a number of nanoseconds; this engine's answers have "
-            "another form than those of the versions known"
+            f"{what} is {nanoseconds!r}, not a number of nanoseconds; this version of the engine "
+            "is not supported"
         )
     return nanoseconds / 1e9
 
@@ -85,13 +85,13 @@ class Measurement:
         """Raises `EngineError` where the engine did other work than it was asked for."""
         if self.n_prompt != n_prompt:
             raise EngineError(
-                f"{engine} counts {self.n_prompt} tokens in the prompt, onegraph {n_prompt}: the "
-                "work is not the same; compare on a model whose tokenizer both read alike"
+                f"{engine} counts {self.n_prompt} tokens in the prompt, onegraph {n_prompt}: use "
+                "a model that both tokenize the same way"
             )
         if self.n_generated != n_generated:
             raise EarlyEnd(
                 f"{engine} generated {self.n_generated} of {n_generated} tokens: its text ended "
-                "early; give another prompt, or fewer tokens by -n"
+                "early; use another prompt, or a smaller -n"
             )
 
 
@@ -100,7 +100,7 @@ def _rate(work: int, took: float | None, part: str) -> float | None:
         return None
     if took <= 0:
         raise EngineError(
-            f"{work} tokens of {part} in {took} seconds: the clock stood still; ask for more "
+            f"{work} tokens of {part} in {took} seconds: the clock did not advance; use more "
             "tokens, or measure again"
         )
     return work / took

@@ -74,8 +74,8 @@ def exact(tokenizer: Encoder, n: int, seed: int) -> Prompt:
     begin = len(tokenizer.encode(""))
     if n <= begin:
         raise ArgumentError(
-            f"a prompt of {n} tokens: the model puts {begin} of its own in front; ask for at "
-            f"least {begin + 1} by -p"
+            f"a prompt of {n} tokens: the model adds {begin} of its own in front; use at "
+            f"least -p {begin + 1}"
         )
     whole = tokenizer.encode(_text(seed, n, tokenizer.encode))
     # A cut text may encode to other tokens at its end; then another word is put there.
@@ -88,7 +88,7 @@ def exact(tokenizer: Encoder, n: int, seed: int) -> Prompt:
             if len(tokens) == n:
                 return Prompt(text, tuple(tokens))
     raise ArgumentError(
-        f"this tokenizer makes no prompt of exactly {n} tokens from plain sentences; try another -p"
+        f"cannot make a prompt of exactly {n} tokens with this tokenizer; try another -p"
     )
 
 

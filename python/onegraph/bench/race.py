@@ -149,8 +149,8 @@ def run(
     """
     if wrong := [c for c in cases if c.n_prompt + c.n_depth < 2 or c.n_gen < 2]:
         raise ArgumentError(
-            f"{wrong[0].name or 'a test'}: a race needs a prompt and at least 2 generated tokens; "
-            "give -p and -n"
+            f"{wrong[0].name or 'a test'}: needs a prompt and at least 2 generated tokens; "
+            "set -p and -n"
         )
     found = [_find(name) for name in dict.fromkeys(against)]
     # The engines work in processes of their own, which are no load by others.

@@ -19,7 +19,7 @@ MOST_SPREAD = 0.25
 def mean(values: Sequence[float]) -> float:
     """Arithmetic mean of at least one value."""
     if not values:
-        raise ArgumentError("values = []: the mean of no measurement; measure at least once")
+        raise ArgumentError("values = []: no measurements; measure at least once")
     return math.fsum(values) / len(values)
 
 

@@ -43,11 +43,11 @@ def json_object(text: str, who: str) -> dict[str, Any]:
         parsed = json.loads(text)
     except (ValueError, RecursionError) as e:
         raise EngineError(
-            f"{who} answered {text[:80]!r}, which is no JSON: {e}; is another program there?"
+            f"{who} answered {text[:80]!r}, which is not JSON: {e}; is it another program?"
         ) from e
     if not isinstance(parsed, dict):
         raise EngineError(
-            f"{who} answered {text[:80]!r}, which is no JSON object; is another program there?"
+            f"{who} answered {text[:80]!r}, which is not a JSON object; is it another program?"
         )
     return parsed
 
@@ -82,7 +82,7 @@ def _opened(
         ) from e
     except (OSError, http.client.HTTPException) as e:
         raise EngineError(
-            f"{who} at {address} ended the connection: {e or type(e).__name__}; it may have died, "
+            f"{who} at {address} closed the connection: {e or type(e).__name__}; it may have died, "
             "see its log"
         ) from e
     finally:

@@ -222,7 +222,7 @@ def _run_once(llm: LLM, case: Case, seed: int) -> list[Timings]:
         for generation in generations:
             generation.cancel()
     if stepped := llm.stats().preemptions - before:
-        raise _too_many(case, f"{stepped} times a sequence was preempted, as the pages had run out")
+        raise _too_many(case, f"{stepped} preemptions, because the pages ran out")
     return times
 
 
@@ -231,8 +231,8 @@ def _too_many(case: Case, why: str) -> OutOfMemoryError:
     tokens = case.n_ctx - (case.n_depth > 0)
     return OutOfMemoryError(
         f"{case.name}: {case.n_seq} sequences of {tokens} tokens do not all run "
-        f"together ({why.removeprefix('out of memory: ')}): their rate would be one of fewer; give "
-        "fewer by -npl, fewer tokens by -n or -d, or a smaller --kv-type"
+        f"together ({why.removeprefix('out of memory: ')}), so no rate; reduce -npl, -n or "
+        "-d, or use a smaller --kv-type"
     )
 
 

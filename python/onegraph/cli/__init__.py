@@ -32,21 +32,21 @@ class Row(NamedTuple):
 
 COMMANDS = {
     "run": Row("onegraph.cli.run", "Generate text, or chat."),
-    "embed": Row("onegraph.cli.embed", "Make vectors of texts."),
-    "batch": Row("onegraph.cli.batch", "Answer a file of requests into a file."),
-    "serve": Row("onegraph.cli.serve", "Serve models to clients of OpenAI, Anthropic and ollama."),
+    "embed": Row("onegraph.cli.embed", "Compute embeddings of texts."),
+    "batch": Row("onegraph.cli.batch", "Answer a file of requests."),
+    "serve": Row("onegraph.cli.serve", "Serve models to OpenAI, Anthropic and ollama clients."),
     "list": Row("onegraph.cli.list", "List the models on this machine."),
-    "pull": Row("onegraph.cli.pull", "Fetch a model and print where it is."),
-    "rm": Row("onegraph.cli.rm", "Remove a model that onegraph fetched."),
-    "info": Row("onegraph.cli.info", "Show what a model is and the memory that it needs."),
+    "pull": Row("onegraph.cli.pull", "Download a model and print its path."),
+    "rm": Row("onegraph.cli.rm", "Remove a downloaded model."),
+    "info": Row("onegraph.cli.info", "Describe a model and the memory that it needs."),
     "show": Row("onegraph.cli.info", "Same as info."),
     "bench": Row("onegraph.cli.bench", "Measure speed, as llama-bench does."),
-    "compare": Row("onegraph.cli.compare", "Race ollama, llama.cpp and others on one file."),
-    "graph": Row("onegraph.cli.graph", "Show the captured decode step and where its time goes."),
+    "compare": Row("onegraph.cli.compare", "Compare speed with ollama, llama.cpp and others."),
+    "graph": Row("onegraph.cli.graph", "Profile the captured decode step."),
     "check": Row(
-        "onegraph.cli.check", "Check a card: graphs against eager, logits against the CPU."
+        "onegraph.cli.check", "Test a GPU: graphs against eager mode, logits against the CPU."
     ),
-    "help": Row("onegraph.cli.help", "Open a page of the documentation."),
+    "help": Row("onegraph.cli.help", "Show the documentation."),
 }
 
 
@@ -100,7 +100,7 @@ def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
     cls=Table,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog='Completion: eval "$(_ONEGRAPH_COMPLETE=bash_source onegraph)" in ~/.bashrc; zsh_source '
-    "and fish_source likewise.",
+    "and fish_source work alike.",
 )
 @click.option(
     "--version",

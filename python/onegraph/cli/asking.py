@@ -55,7 +55,7 @@ class Asking:
         """The answer to a conversation, behind those that call tools, whose calls are run."""
         for left in range(MOST_ROUNDS, -1, -1):
             if self.tools and not left:
-                say(f"{MOST_ROUNDS} answers called tools: the next one has none", err=True)
+                say(f"{MOST_ROUNDS} answers called tools: the next must answer without", err=True)
             with llm.chat(
                 messages,
                 [*self.tools] or None,
@@ -68,7 +68,7 @@ class Asking:
             assert stream.result is not None
             result = stream.result
             for wrong in result.invalid_tool_calls:
-                say(f"{wrong.name}: no call: {wrong.reason}", err=True)
+                say(f"{wrong.name}: invalid call: {wrong.reason}", err=True)
             if not result.tool_calls:
                 break
             messages = [*messages, result.message, *map(self._replied, result.tool_calls)]
@@ -126,10 +126,10 @@ def functions_of(path: Path) -> list[Function]:
     ]
     found: list[Function] = [each for each in public if inspect.getdoc(each)]
     if bare := [each.__name__ for each in public if each not in found]:
-        say(f"{path}: without a docstring, so no tools: {', '.join(bare)}", err=True)
+        say(f"{path}: not offered, for lack of a docstring: {', '.join(bare)}", err=True)
     if not found:
         raise ArgumentError(
-            f"--tools {path}: has no public function with a docstring, which says to the model "
+            f"--tools {path}: has no public function with a docstring, which tells the model "
             "when to call it"
         )
     for each in found:
@@ -180,7 +180,7 @@ class Thinking(NamedTuple):
         if on and not thinks:
             raise click.UsageError(
                 f"--think {self.said}: the chat template of {llm.path.name} has no reasoning; "
-                "leave it out, or take a model that reasons"
+                "leave it out, or use a model that reasons"
             )
         if on or not thinks:
             return
@@ -190,5 +190,5 @@ class Thinking(NamedTuple):
         ):
             raise click.UsageError(
                 f"--think {self.said}: the chat template of {llm.path.name} has no switch for it; "
-                "--think 0 closes the reasoning where it begins"
+                "--think 0 ends the reasoning at once"
             )

@@ -60,20 +60,20 @@ class Line:
     "-o",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The file of the results, JSON lines.",
+    help="File for the results, in JSON lines.",
 )
-@click.option("--model", "-m", help="Answers all lines.  [default: what the lines name]")
+@click.option("--model", "-m", help="Model for all lines.  [default: the one they name]")
 @click.option(
     "--body",
     metavar="JSON",
-    help="Fields for requests that do not have them, such as '{\"temperature\": 0}'.",
+    help="Default fields for requests, such as '{\"temperature\": 0}'.",
 )
 @click.option(
     "--max-batch",
     type=click.IntRange(1, 1024),
     default=8,
     show_default=True,
-    help="Requests that run together; 64 are faster on a card.",
+    help="Requests that run at once; 64 is faster on a GPU.",
 )
 @model_options
 @debug_option
@@ -87,29 +87,29 @@ def command(
 ) -> None:
     """Answer each line of FILE, and write each result as soon as it is ready.
 
-    A line is a request of OpenAI's batch API: {"custom_id": "a", "method": "POST", "url":
-    "/v1/chat/completions", "body": {...}}. Its result has that API's form too: custom_id, response
-    with status_code and body, and error. Or a line is {"prompt": "..."} or {"messages": [...]},
-    with any fields of a request, such as "max_tokens", beside it. Its result is {"line": 1,
-    "text": "...", ...}. A prompt goes through the model's chat template, where it has one.
+    A line is a request in OpenAI's batch format: {"custom_id": "a", "method": "POST", "url":
+    "/v1/chat/completions", "body": {...}}. Its result has that format too: custom_id, response with
+    status_code and body, and error. Or a line is {"prompt": "..."} or {"messages": [...]}, with any
+    request fields, such as "max_tokens", next to it. Its result is {"line": 1, "text": "...", ...}.
+    A prompt goes through the model's chat template, if it has one.
 
-    A body gives the answer that `onegraph serve` gives. Without "seed" or "temperature": 0 another
-    run gives other texts.
+    A body gives the same answer as with `onegraph serve`. Without "seed" or "temperature": 0, each
+    run gives different texts.
 
-    If a run was stopped, or killed, the same command continues it: lines that have a result are not
-    answered again. A line that cannot be answered gets an error as its result, and the exit code is
+    To continue a run that was stopped or killed, run the same command again: lines with a result
+    are skipped. A line that cannot be answered gets an error as its result, and the exit code is
     then 1.
     """
     further = _further(body)
     if output.exists() and requests.exists() and output.samefile(requests):
-        raise click.UsageError("--output is FILE itself: give another path")
+        raise click.UsageError("--output and FILE are the same file: give another path")
     total = _count(requests)
     named = model or _named(requests)
     with _opened(output) as results:
         left = (line for line in _lines(requests) if line.key not in results.done)
         there = min(len(results.done), total)
         if there:
-            say(f"{there} of {total} lines have a result in {output} already", err=True)
+            say(f"{there} of {total} lines already have a result in {output}", err=True)
         if there < total:
             chosen = given(MODEL, options)
             with LLM(named, max_batch=max_batch, progress=progress(), **chosen) as llm:
@@ -147,7 +147,7 @@ def _raw(path: Path) -> Iterator[tuple[int, bytes]]:
 def _count(path: Path) -> int:
     found = sum(1 for _ in _raw(path))
     if not found:
-        raise ArgumentError(f"{path} is empty: give a file of requests, a line of JSON for each")
+        raise ArgumentError(f"{path} is empty: give a file with one request per line, as JSON")
     return found
 
 
@@ -164,7 +164,7 @@ def _lines(path: Path) -> Iterator[Line]:
     for number, raw in _raw(path):
         line = _line(number, raw)
         if isinstance(line.key, str) and (before := seen.setdefault(line.key, number)) != number:
-            said = f"custom_id = {line.key!r}: line {before} has it too"
+            said = f"custom_id = {line.key!r}: already used by line {before}"
             line = _refused(Line(number, number, is_openai=line.is_openai), said)
         yield line
 
@@ -194,11 +194,11 @@ def _line(number: int, raw: bytes) -> Line:
     elif "messages" in value or "prompt" in value:
         line.url, line.body = CHAT if "messages" in value else COMPLETIONS, value
         if value.get("n") not in (None, 1):
-            return _refused(line, "n: several answers need a line in OpenAI's form")
+            return _refused(line, "n: several answers need OpenAI's form of a line")
     else:
-        return _refused(line, f'line {number} has neither "body" nor "messages" nor "prompt"')
+        return _refused(line, f'line {number} has no "body", "messages" or "prompt"')
     if line.body.get("stream"):
-        return _refused(line, "stream: answers of a batch are whole; leave it out")
+        return _refused(line, "stream: a batch does not stream; leave it out")
     return line
 
 
@@ -235,7 +235,7 @@ class _Results:
                     key = found["line"] if custom_id is None else custom_id
                 except (ValueError, KeyError, AttributeError) as e:
                     raise ArgumentError(
-                        f"--output {self._path}: line {number} is not a result of a batch; give "
+                        f"--output {self._path}: line {number} is not a batch result; give "
                         "the path of a new file"
                     ) from e
                 self._count(key, found)
@@ -264,7 +264,8 @@ class _Results:
                 left = left[os.write(self._descriptor, left) :]
         except OSError as e:
             raise FileError(
-                f"cannot write {self._path}: {e.strerror}; make room and run the same command again"
+                f"cannot write {self._path}: {e.strerror}; free some space "
+                "and run the same command again"
             ) from e
         self._count(line.key, result)
 
@@ -298,7 +299,7 @@ def _opened(path: Path) -> Iterator[_Results]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as e:
-            raise FileError(f"another run writes {path}: wait for its end, or stop it") from e
+            raise FileError(f"another run is writing to {path}: wait for it, or stop it") from e
         except OSError:  # a file system without locks
             pass
         yield _Results(path, descriptor)
@@ -374,7 +375,7 @@ class _Run:
         found = json.loads(raw)
         if status >= 500:
             said = found.get("error", {}).get("message", raw.decode())
-            raise Error(f"line {line.number}: {said}; the same command continues from here")
+            raise Error(f"line {line.number}: {said}; run the same command to continue from here")
         self._results.add(line, status, found)
 
     def report(self) -> str:

@@ -31,15 +31,17 @@ from onegraph.graphs import GraphMode
 @click.command()
 @llama_bench.model_argument
 @test_options
-@click.option("-pg", "combined", multiple=True, metavar="P,N", help="A prompt, then generation.")
+@click.option(
+    "-pg", "combined", multiple=True, metavar="P,N", help="A prompt followed by generation."
+)
 @click.option(
     "-npl",
     "--n-seq",
     multiple=True,
     metavar="N,...",
-    help="Sequences that generate together.  [default: 1]",
+    help="Sequences that generate at once.  [default: 1]",
 )
-@click.option("--graph", is_flag=True, help="Replay a captured graph (the default, on a GPU).")
+@click.option("--graph", is_flag=True, help="Replay a captured graph (the default on a GPU).")
 @click.option("--eager", is_flag=True, help="Launch each kernel; with --graph, measure both.")
 @model_options
 @llama_bench.cache_options
@@ -65,12 +67,12 @@ def command(
     plot: Path | None,
     **options: Any,
 ) -> None:
-    """Measure the speed of MODEL, as llama-bench does: prompts and generation apart, from an empty
+    """Measure the speed of MODEL like llama-bench: prompts and generation separately, from an empty
     cache, one repetition to warm up, then mean and sample standard deviation of the rates.
 
-    A list is 128,256 or the option repeated; a range 1-4, 0-4096+1024 or 1-64*2; 0 leaves a kind
-    out. The output is checked: KL is the mean divergence from exact logits, in nats. What else runs
-    on the machine, as far as it can be told, is said as a warning.
+    A list is 128,256 or the option repeated; a range is 1-4, 0-4096+1024 or 1-64*2; 0 skips a kind.
+    The output is checked: KL is the mean divergence from exact logits, in nats. Other load on the
+    machine is reported as a warning, as far as it can be detected.
     """
     todo = cases(
         numbers("-p", n_prompt, [512]),
@@ -87,7 +89,7 @@ def command(
     out = Output(output, plot)
     where = device(options["device"])
     if graph and eager and where == "cpu":
-        say("--graph --eager: they are one on the CPU, which is measured once", err=True)
+        say("--graph --eager: both are the same on the CPU, which is measured once", err=True)
     with watched() as bar:
         path = hub.resolve(model, progress=bar)
         info = json.loads(_native.model_info(path))

@@ -30,4 +30,4 @@ def card_only(device: str, cpu: str, about: str) -> Iterator[str]:
         if 'device="cpu"' not in said:
             raise
         said = re.sub(r'(?:,|;)? ?(?:or )?(?:use )?device="cpu"', "", said)
-        raise type(e)(f"{said}; the CPU cannot stand in for it: {cpu}. {about}") from e
+        raise type(e)(f"{said}; the CPU cannot replace it: {cpu}. {about}") from e

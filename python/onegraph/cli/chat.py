@@ -17,7 +17,7 @@ from onegraph.cli.terminal import say
 from onegraph.errors import ClosedError, ContextError, Error
 from onegraph.results import Result
 
-HINT = "Ctrl-C stops an answer, Ctrl-D leaves, /help shows what else there is."
+HINT = "Ctrl-C stops an answer, Ctrl-D exits, /help lists the commands."
 
 
 def chat(
@@ -57,7 +57,9 @@ def _answer(session: Session) -> str | None:
     except ClosedError:
         raise
     except Error as e:
-        room = "; /clear makes room" if isinstance(e, ContextError) else "; nothing was kept of it"
+        room = (
+            "; /clear makes room" if isinstance(e, ContextError) else "; your message was dropped"
+        )
         say(f"{spelled(str(e))}{room}", err=True)
         return None
     return "".join(heard)

@@ -21,9 +21,9 @@ SEGMENT = 256
 
 #: What somebody without a card is told.
 ABOUT = (
-    "`onegraph check` is for a machine with an NVIDIA card, and proves that the card computes the "
-    "bits that the CPU does. Without a card there is nothing to prove: `onegraph run MODEL` runs "
-    "on the CPU, and `onegraph bench MODEL` measures it there."
+    "`onegraph check` is for machines with an NVIDIA GPU, and tests that it computes the same bits "
+    "as the CPU. Without a GPU there is nothing to test: `onegraph run MODEL` runs on the CPU, and "
+    "`onegraph bench MODEL` measures it."
 )
 
 #: What the rows of the table compare.
@@ -43,7 +43,7 @@ logits of a fixed text, by prefill and by decode steps: with the CPU's
     "--max-batch", type=int, default=4, show_default=True, help="Largest batch to verify."
 )
 @click.option(
-    "--sums", type=int, default=SUMS, show_default=True, help="Sums on tensor cores to compare."
+    "--sums", type=int, default=SUMS, show_default=True, help="Tensor core sums to compare."
 )
 @model_options
 @json_option
@@ -51,10 +51,9 @@ logits of a fixed text, by prefill and by decode steps: with the CPU's
 def command(
     model: str, tokens: int, max_batch: int, sums: int, as_json: bool, **options: Any
 ) -> None:
-    """Check a card: sums of integers on its tensor cores, which every product stands on; every
-    captured decode step against the same kernels launched one by one; and the logits of a fixed
-    text, by prefill and by the captured step, against the CPU's with keys and values of the same
-    type.
+    """Test a GPU: integer sums on its tensor cores, which every product relies on; every captured
+    decode step against the same kernels launched one by one; and the logits of a fixed text, by
+    prefill and by the captured step, against the CPU's with the same type of keys and values.
 
     The CPU computes all --tokens, which takes minutes for a large model. The exit code is 1 if a
     limit is exceeded.
@@ -64,7 +63,7 @@ def command(
         raise ArgumentError(f"tokens = {tokens}: must be 1 or more")
     kv_type = chosen.get("kv_type", _native.DEFAULT_KV_TYPE)
     chosen.setdefault("n_ctx", SEGMENT)
-    compared = "it is what a card is compared with"
+    compared = "it is what GPUs are compared with"
     with card_only(chosen.pop("device", "auto"), compared, ABOUT) as device:
         exact = check_sums(device, sums)
         loaded = LLM(
@@ -99,7 +98,7 @@ def command(
         say(f"{name} on {device}, keys and values as {kv_type}")
         say(COMPARED)
         _show(exact, graphs, distances)
-        say("\nall limits are kept" if ok else "\na limit is exceeded: please report it")
+        say("\nall within limits" if ok else "\na limit is exceeded: please report it")
     if not ok:
         raise click.exceptions.Exit(1)
 

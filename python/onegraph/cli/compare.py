@@ -30,14 +30,14 @@ from onegraph.cli.terminal import debug_option, say
     required=True,
     type=click.Choice(names()),
     metavar="ENGINE",
-    help="An engine to race; may be repeated. " + ", ".join(names()) + ".",
+    help="An engine to compare with; may be repeated: " + ", ".join(names()) + ".",
 )
 @test_options
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 or auto.")
 @click.option("-t", "--threads", type=click.IntRange(1, 1024), help="CPU threads of every engine.")
 @llama_bench.run_options
 @click.option(
-    "--create", is_flag=True, help="Copy MODEL into ollama's store for the time of the race."
+    "--create", is_flag=True, help="Copy MODEL into ollama's store during the comparison."
 )
 @click.option("--chart/--no-chart", default=None, help="Draw a chart in the terminal.")
 @output_options
@@ -59,14 +59,14 @@ def command(
     output: str,
     plot: Path | None,
 ) -> None:
-    """Race onegraph against other engines on MODEL: the same file, the same prompt tokens, greedy,
-    the same context, in turn, round by round, after one round to warm up.
+    """Compare the speed of onegraph and other engines on MODEL: the same file, prompt tokens and
+    context, greedy sampling, alternating round by round, after one round to warm up.
 
-    One convention holds for every clock: decode is the tokens after the first by the time from the
-    first to the last. The row of the output says how far an engine's own greedy tokens are
-    onegraph's first choice; onegraph's own says how far it is from its exact interpreter. An engine
-    that is missing is reported at once with how to get it, and the others run. What else runs on
-    the machine, as far as it can be told, is said as a warning.
+    All clocks follow one convention: decode is the tokens after the first, divided by the time from
+    the first to the last. The output row says how far an engine's own greedy tokens are onegraph's
+    first choice; onegraph's own says how far it is from its exact interpreter. A missing engine is
+    reported at once with how to get it, and the others run. Other load on the machine is reported
+    as a warning, as far as it can be detected.
     """
     # Ended by another program, too, it ends the servers it started and takes its copy back.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -86,7 +86,7 @@ def command(
     for name, why in absent.items():
         say(f"{name} is missing: {why}", err=True)
     if len(absent) == len(set(against)):
-        raise click.ClickException("no other engine is here: see above for how to get one")
+        raise click.ClickException("no other engine was found: see above for how to get one")
     results: list[race.Result] = []
     with watched() as bar:
         path = hub.resolve(model, progress=bar)
@@ -144,8 +144,8 @@ def _end(results: list[race.Result], chart: bool) -> None:
         wrong.insert(0, race.OURS)
     if wrong:
         raise click.ClickException(
-            f"the output of {', '.join(dict.fromkeys(wrong))} differs: these speeds are not of the "
-            "same work"
+            f"the output of {', '.join(dict.fromkeys(wrong))} differs: these speeds are not "
+            "comparable"
         )
 
 
@@ -167,7 +167,7 @@ def _notes(results: list[race.Result], setup: Setup) -> list[str]:
         lines.append(f"onegraph without sampling and text: {tables.plus_minus(plain)} tokens/s")
     for entrant in first.others:
         if entrant.failure:
-            lines.append(f"{entrant.name}: not raced: {entrant.failure}")
+            lines.append(f"{entrant.name}: not measured: {entrant.failure}")
             continue
         assert entrant.settings is not None
         for result in results:

@@ -41,7 +41,7 @@ def place(name: str) -> Path:
         except RuntimeError as e:
             raise ArgumentError(f"{name}: {e}; give the whole path") from e
     if name in {"", ".", ".."} or "\0" in name:
-        raise ArgumentError(f"{name!r} names no file: give a name, or a path")
+        raise ArgumentError(f"{name!r} is not a file name: give a name, or a path")
     return state_dir() / "chats" / f"{name}.json"
 
 
@@ -67,7 +67,7 @@ def load(path: Path) -> Conversation:
     except (OSError, ValueError) as e:
         kept = ", ".join(_saved()) or "none"
         reason = getattr(e, "strerror", None) or e
-        raise FileError(f"cannot read {path}: {reason}; saved are: {kept}") from e
+        raise FileError(f"cannot read {path}: {reason}; saved conversations: {kept}") from e
     if len(raw) > MOST_BYTES:
         raise ArgumentError(f"{path} is not a conversation: it has over {MOST_BYTES} bytes")
     try:
@@ -94,11 +94,11 @@ def _conversation(path: Path, messages: list[Any]) -> Conversation:
             found.turns.append(text)
         else:
             raise ArgumentError(
-                f'{place} has "role" {role!r}: user and assistant take turns, and a system message '
-                "may come first"
+                f'{place} has "role" {role!r}: user and assistant must alternate, after an '
+                "optional system message"
             )
     if len(found.turns) % 2:
-        raise ArgumentError(f"{path} ends with a user message: an assistant's must follow")
+        raise ArgumentError(f"{path} ends with a user message: an assistant message must follow")
     return found
 
 

@@ -34,22 +34,22 @@ FORMS = (".jsonl", ".npy")
     "--file",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="A text file to embed, after those of TEXT. May be repeated.",
+    help="Text file to embed, after any TEXT. May be repeated.",
 )
 @click.option(
     "--output",
     "-o",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write to this file, .jsonl or .npy.  [default: JSON lines, to standard output]",
+    help="Write to this .jsonl or .npy file.  [default: JSON lines on standard output]",
 )
 @click.option(
     "--pooling",
-    help="last: the state behind the last token; mean: of all; cls: of an encoder's first token."
-    "  [default: what the file says]",
+    help="last: the state of the last token; mean: of all tokens; cls: of an encoder's first token."
+    "  [default: the file's]",
 )
-@click.option("--dimensions", type=int, help="Keep the first N numbers.  [default: all]")
+@click.option("--dimensions", type=int, help="Keep only the first N numbers.  [default: all]")
 @click.option("--no-normalize", is_flag=True, help="Do not scale vectors to length 1.")
-@click.option("--truncate", is_flag=True, help="Cut off the end of a text that is too long.")
+@click.option("--truncate", is_flag=True, help="Truncate a text that is too long.")
 @model_options
 @debug_option
 def command(
@@ -63,12 +63,12 @@ def command(
     truncate: bool,
     **options: Any,
 ) -> None:
-    """Turn each TEXT into a vector, by a MODEL that was trained for embeddings.
+    """Compute the embedding of each TEXT, with a MODEL trained for embeddings.
 
-    Without TEXT and --file, each line of standard input is a text. The output is a line of JSON for
-    each, {"text": TEXT, "embedding": [...]}, or {"file": PATH, "embedding": [...]} for a file;
-    numbers have enough digits to restore the float32. A .npy file holds an array of float32 with a
-    row for each text, for `numpy.load`.
+    Without TEXT and --file, each line of standard input is a text. The output is a line of JSON per
+    text, {"text": TEXT, "embedding": [...]}, or {"file": PATH, "embedding": [...]} for a file, with
+    enough digits to recover the float32 exactly. A .npy file holds a float32 array with a row per
+    text, for `numpy.load`.
     """
     if output is not None and output.suffix not in FORMS:
         raise click.UsageError(f"--output {output}: must end in {' or '.join(FORMS)}")
@@ -76,7 +76,7 @@ def command(
     found += [("file", os.fspath(path), text_of(path)) for path in file]
     if not found:
         if sys.stdin is not None and sys.stdin.isatty():
-            raise click.UsageError("give a TEXT, --file, or lines of texts in a pipe")
+            raise click.UsageError("give a TEXT, --file, or piped lines of text")
         found = [("text", line, line) for line in piped.needed("TEXT").split("\n")]
     for kind, _, text in found:
         if kind == "text":

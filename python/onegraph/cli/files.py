@@ -17,12 +17,12 @@ MOST_BYTES = 8 << 20
 
 #: What files begin with that are no text, and what to do about it.
 KINDS = [
-    (b"%PDF-", "a PDF: take its text, as `pdftotext FILE FILE.txt` does, and give that"),
+    (b"%PDF-", "a PDF: convert it to text, as with `pdftotext FILE FILE.txt`"),
     (b"PK\x03\x04", "a ZIP archive or an office document: save it as plain text"),
-    (b"\x89PNG", "an image: models here read text"),
-    (b"\xff\xd8\xff", "an image: models here read text"),
-    (b"GIF8", "an image: models here read text"),
-    (b"GGUF", "a model: give it as MODEL"),
+    (b"\x89PNG", "an image: onegraph only supports text"),
+    (b"\xff\xd8\xff", "an image: onegraph only supports text"),
+    (b"GIF8", "an image: onegraph only supports text"),
+    (b"GGUF", "a model: pass it as MODEL"),
 ]
 
 
@@ -43,12 +43,11 @@ def text_of(path: Path) -> str:
             raise ArgumentError(f"--file {path} is {what}")
     if len(raw) > MOST_BYTES:
         raise ArgumentError(
-            f"--file {path} has {size:,} bytes; at most {MOST_BYTES:,} are taken: give the part "
-            "that matters"
+            f"--file {path} has {size:,} bytes; the limit is {MOST_BYTES:,}: pass the relevant part"
         )
     if (at := raw.find(b"\0")) >= 0 and raw[:2] not in (b"\xff\xfe", b"\xfe\xff", b"\0\0"):
         raise ArgumentError(
-            f"--file {path} is binary: byte 0x00 at offset {at:,}; give a file of text"
+            f"--file {path} is binary: byte 0x00 at offset {at:,}; give a text file"
         )
     return decoded(raw, f"--file {path}", "iconv -f {} -t UTF-8 FILE > FILE.txt")
 

@@ -22,16 +22,16 @@ class Foreign(NamedTuple):
     instead: str
 
 
-_ONE_BATCH = "onegraph splits a prompt by itself, and the parts change no bit of the output"
-_WHOLE = "a model is on one device as a whole: choose it with --device cuda or --device cpu"
+_ONE_BATCH = "onegraph chooses the chunks of a prompt, which change no bit of the output"
+_WHOLE = "a model runs on one device: choose it with --device cuda or --device cpu"
 _SAMPLED = "nothing is sampled here"
 
 #: What people type who come from there.
 OPTIONS = [
     Foreign(("-m", "--model"), ("model", "name"), "no model is needed here"),
-    Foreign(("-mu", "--model-url"), (), "download the file, and give its path as MODEL"),
+    Foreign(("-mu", "--model-url"), (), "download the file and pass its path as MODEL"),
     Foreign(
-        ("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"), (), "give hf:user/repo:Q4_K_M as MODEL"
+        ("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"), (), "pass hf:user/repo:Q4_K_M as MODEL"
     ),
     Foreign(("-p", "--prompt"), ("prompt", "n_prompt", "texts"), "no prompt is needed here"),
     Foreign(("-f", "--file"), ("file",), "no text is needed here"),
@@ -43,27 +43,25 @@ OPTIONS = [
     Foreign(
         ("-c", "--ctx-size", "--num-ctx"),
         ("n_ctx",),
-        "the context is as long as what is asked for needs",
+        "the context is as long as needed",
     ),
-    Foreign(("-t", "--num-thread"), ("threads",), "nothing here depends on a number of threads"),
-    Foreign(("-tb", "--threads-batch"), ("threads",), "one number of threads holds for all"),
+    Foreign(("-t", "--num-thread"), ("threads",), "threads have no effect here"),
+    Foreign(
+        ("-tb", "--threads-batch"), ("threads",), "one number of threads applies to everything"
+    ),
     Foreign(("-b", "--batch-size", "--num-batch"), (), _ONE_BATCH),
     Foreign(("-ub", "--ubatch-size"), (), _ONE_BATCH),
     Foreign(("-ngl", "--n-gpu-layers", "--gpu-layers", "--num-gpu"), (), _WHOLE),
     Foreign(("-ncmoe", "--n-cpu-moe", "-ot", "--override-tensor"), (), _WHOLE),
     Foreign(("-nkvo", "--no-kv-offload"), (), _WHOLE),
-    Foreign(
-        ("-sm", "--split-mode", "-ts", "--tensor-split"), (), "a model is on one card as a whole"
-    ),
+    Foreign(("-sm", "--split-mode", "-ts", "--tensor-split"), (), "a model runs on one GPU"),
     Foreign(("-mg", "--main-gpu"), (), "choose the card with --device cuda:1"),
     Foreign(("-dev",), ("device",), "no device is used here"),
-    Foreign(
-        ("-fa", "--flash-attn"), (), "there is one attention, which keeps no scores: leave it out"
-    ),
+    Foreign(("-fa", "--flash-attn"), (), "flash attention is always on: leave it out"),
     Foreign(
         ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"),
         ("kv_type",),
-        "keys and values have one type, which is not chosen here",
+        "the type of keys and values cannot be chosen here",
     ),
     Foreign(("-mmp", "--mmap", "--no-mmap"), (), "the CPU always maps the file: leave it out"),
     Foreign(("--mlock", "--numa", "-dio", "--direct-io"), (), "leave it out"),
@@ -73,48 +71,50 @@ OPTIONS = [
         "bind the whole command with taskset, or rank it with nice",
     ),
     Foreign(("-nopo", "--no-op-offload", "--no-host"), (), _WHOLE),
-    Foreign(("-embd", "--embeddings"), (), "`onegraph embed MODEL TEXT` makes them"),
-    Foreign(("-rpc", "--rpc"), (), "a model is on one machine as a whole"),
-    Foreign(("--list-devices",), (), "nvidia-smi -L lists the cards"),
-    Foreign(("-oe", "--output-err"), (), "standard error has no form of its own: redirect it"),
-    Foreign(("--progress",), (), "a terminal shows it anyway: leave it out"),
+    Foreign(("-embd", "--embeddings"), (), "use `onegraph embed MODEL TEXT`"),
+    Foreign(("-rpc", "--rpc"), (), "a model runs on one machine"),
+    Foreign(("--list-devices",), (), "nvidia-smi -L lists the GPUs"),
+    Foreign(("-oe", "--output-err"), (), "standard error has no format: redirect it"),
+    Foreign(("--progress",), (), "terminals always show it: leave it out"),
     Foreign(("--delay",), (), "leave it out"),
     Foreign(("-s",), ("seed",), _SAMPLED),
     Foreign(("--temp",), ("temperature",), _SAMPLED),
-    Foreign(("-sys", "--system-prompt"), ("system",), "there is not a conversation here"),
+    Foreign(("-sys", "--system-prompt"), ("system",), "there is no conversation here"),
     Foreign(("-r", "--reverse-prompt"), ("stop",), "nothing is generated here"),
     Foreign(
         ("-cnv", "--conversation", "-i", "--interactive"), (), "a run without PROMPT is a chat"
     ),
-    Foreign(("-no-cnv", "--no-conversation"), ("raw",), "there is not a conversation here"),
+    Foreign(("-no-cnv", "--no-conversation"), ("raw",), "there is no conversation here"),
     Foreign(
         ("-e", "--escape", "--no-display-prompt", "--nowordwrap", "--color", "--jinja"),
         (),
-        "leave it out: standard output carries the text alone, in the model's own chat template",
+        "leave it out: standard output has only the text, from the model's own chat template",
     ),
     Foreign(("--warmup", "--no-warmup"), (), "leave it out"),
     Foreign(("-np", "--parallel"), ("n_seq", "max_batch"), "one sequence runs at a time here"),
-    Foreign(("--format",), ("schema", "as_json"), "the output has one form"),
-    Foreign(("--keepalive",), (), "no server is behind this: the model goes with the command"),
-    Foreign(("--json-schema",), ("schema",), "nothing is generated here"),
-    Foreign(("--lora",), (), "onegraph does not have it"),
+    Foreign(("--format",), ("schema", "as_json"), "the output has only one format"),
     Foreign(
-        ("--image", "--mmproj", "-mm", "--audio"), (), "models here read text, so send text alone"
+        ("--keepalive",), (), "there is no server: the model is unloaded when the command ends"
     ),
+    Foreign(("--json-schema",), ("schema",), "nothing is generated here"),
+    Foreign(("--lora",), (), "onegraph does not support it"),
+    Foreign(("--image", "--mmproj", "-mm", "--audio"), (), "onegraph only supports text"),
     Foreign(("--think", "--hidethinking"), (), "the model's chat template decides"),
-    Foreign(("--insecure",), (), "what is fetched is held to its hash"),
-    Foreign(("--max-model-len",), ("n_ctx",), "the context is as long as what is asked for needs"),
+    Foreign(("--insecure",), (), "downloads are always checked against their hash"),
+    Foreign(("--max-model-len",), ("n_ctx",), "the context is as long as needed"),
     Foreign(("--max-num-seqs",), ("n_seq", "max_batch"), "one sequence runs at a time here"),
-    Foreign(("-a", "--served-model-name"), ("alias",), "no server is here"),
+    Foreign(("-a", "--served-model-name"), ("alias",), "there is no server here"),
     Foreign(
         ("--kv-cache-dtype",),
         ("kv_type",),
-        "keys and values have one type, which is not chosen here",
+        "the type of keys and values cannot be chosen here",
     ),
-    Foreign(("--gpu-memory-utilization",), ("kv_tokens",), "what is needed is taken"),
-    Foreign(("--dtype", "--quantization"), (), "the file says"),
-    Foreign(("-tp", "--tensor-parallel-size"), (), "a model is on one card as a whole"),
-    Foreign(("--enforce-eager",), ("cuda_graph",), "LLM(graph=GraphOptions(mode='none')) has it"),
+    Foreign(("--gpu-memory-utilization",), ("kv_tokens",), "onegraph takes what it needs"),
+    Foreign(("--dtype", "--quantization"), (), "the file determines it"),
+    Foreign(("-tp", "--tensor-parallel-size"), (), "a model runs on one GPU"),
+    Foreign(
+        ("--enforce-eager",), ("cuda_graph",), "in Python, use LLM(graph=GraphOptions(mode='none'))"
+    ),
     Foreign(
         (
             *("-cb", "--cont-batching", "--cache-reuse", "--slots", "--metrics"),
@@ -124,21 +124,21 @@ OPTIONS = [
         (),
         "it is always on: leave it out",
     ),
-    Foreign(("--slot-save-path",), (), "onegraph does not have it"),
+    Foreign(("--slot-save-path",), (), "onegraph does not support it"),
 ]
 
 #: Commands of ollama and what to do here.
 COMMANDS = {
-    "ls": "say `onegraph list`",
-    "remove": "say `onegraph rm`",
-    "chat": "say `onegraph run MODEL`",
-    "generate": "say `onegraph run MODEL PROMPT`",
-    "ps": "`onegraph serve` serves what it was started with; its /api/ps lists that",
-    "stop": "a model goes with its command; end `onegraph serve` by Ctrl-C or SIGTERM",
-    "create": "give the path of a .gguf file as MODEL; options are given where it is run",
-    "cp": "a name is given by no command here: a file is named by its path",
+    "ls": "use `onegraph list`",
+    "remove": "use `onegraph rm`",
+    "chat": "use `onegraph run MODEL`",
+    "generate": "use `onegraph run MODEL PROMPT`",
+    "ps": "`onegraph serve` serves the models it was started with; its /api/ps lists them",
+    "stop": "a model is unloaded when its command ends; end `onegraph serve` by Ctrl-C or SIGTERM",
+    "create": "pass the path of a .gguf file as MODEL, and options where you run it",
+    "cp": "models have no names to copy: name a file by its path",
     "push": "onegraph publishes nothing",
-    "version": "say `onegraph --version`",
+    "version": "use `onegraph --version`",
 }
 
 
@@ -186,7 +186,7 @@ class _Refused(click.Option):
 def _named(param: click.Parameter) -> str:
     """A parameter as it is typed: `--n-ctx INTEGER`, or `MODEL` by itself."""
     if isinstance(param, click.Argument):
-        return f"{param.human_readable_name.upper()} by itself, without an option"
+        return f"{param.human_readable_name.upper()} without an option"
     longest = max(param.opts, key=len)
     return longest if getattr(param, "is_flag", False) else f"{longest} {_metavar(param)}"
 

@@ -27,9 +27,9 @@ POSITION = 128
 ROOM = 16
 #: What somebody without a card is told.
 ABOUT = (
-    "`onegraph graph` is for a machine with an NVIDIA card, and shows the step that the card "
-    "replays for each token and where its time goes. Without a card `onegraph graph MODEL --plan` "
-    "prints the operations of that step, and `onegraph bench MODEL` measures the CPU."
+    "`onegraph graph` is for machines with an NVIDIA GPU, and shows the step that it replays for "
+    "each token and where the time goes. Without a GPU, `onegraph graph MODEL --plan` prints the "
+    "operations of that step, and `onegraph bench MODEL` measures the CPU."
 )
 #: Options of what is measured.
 MEASURED = ("prompt", "depth", "position", "repeats", "cuda_graph", "each", "stamps", "dot")
@@ -41,18 +41,22 @@ T = TypeVar("T")
 
 @click.command()
 @click.argument("model")
-@click.option("--batch-size", type=int, default=1, show_default=True, help="Rows that decode.")
+@click.option(
+    "--batch-size", type=int, default=1, show_default=True, help="Rows of the decode step."
+)
 @click.option(
     "--position", type=int, help=f"Tokens before the step.  [default: {POSITION}, or what fits]"
 )
-@click.option("--prompt", type=int, help="Tokens of a prompt, whose passes are shown instead.")
+@click.option("--prompt", type=int, help="Show the passes of a prompt of N tokens instead.")
 @click.option("--depth", type=int, default=0, show_default=True, help="Tokens before the prompt.")
-@click.option("--repeats", type=int, default=20, show_default=True, help="Measurements a median.")
+@click.option("--repeats", type=int, default=20, show_default=True, help="Measurements per median.")
 @click.option("--cuda-graph", default="full", show_default=True, help="full or piecewise.")
-@click.option("--each", is_flag=True, help="A line for each kernel, in the order of the step.")
-@click.option("--stamps", is_flag=True, help="A table of when kernels came to which moment, too.")
+@click.option("--each", is_flag=True, help="Print a line per kernel, in order.")
+@click.option("--stamps", is_flag=True, help="Also print when kernels reached each point.")
 @click.option("--plan", is_flag=True, help="Print the fused plan of the step; run nothing.")
-@click.option("--dot", type=click.Path(dir_okay=False, path_type=Path), help="Write the graph.")
+@click.option(
+    "--dot", type=click.Path(dir_okay=False, path_type=Path), help="Write the graph to this file."
+)
 @model_options
 @json_option
 @debug_option
@@ -71,38 +75,37 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Print nodes, edges and kernels of the captured decode step, or of a prompt's passes, with
-    times by the card's clock.
+    """Print nodes, edges and kernels of the captured decode step, or of a prompt's passes, timed by
+    the GPU's clock.
 
-    Each kernel is timed launched by itself, from the end of its predecessor; in a replay the end of
-    a kernel and the start of the next one overlap, so that the step takes less than their sum: the
-    line of boundaries says how much of the sum is starts and ends. MB and GB/s count all that a
-    kernel has to read and write: weights, keys and values, rows; the peak is measured here by a
-    kernel that only reads. --prompt counts operations too, two each of a multiplication and its
-    addition in products, attention and recurrences; their peak is measured by a kernel that only
-    multiplies float16. --stamps runs the step with kernels that note when their blocks came to
-    which moment of a replay. --plan prints a line for each fused operation, with the rule that
-    found it and the operations of the plan that it replaced; where there is no card, as on one of
-    132 multiprocessors. --dot writes Graphviz' language, `dot -Tsvg` draws it.
+    Each kernel is launched separately and timed from the end of its predecessor. In a replay, the
+    end of a kernel overlaps with the start of the next, so the step takes less than the sum: the
+    line "boundaries" says how much of the sum is starts and ends. MB and GB/s count everything a
+    kernel must read and write: weights, keys and values, rows; the peak is that of a kernel that
+    only reads. --prompt also counts operations, two per multiply-add in products, attention and
+    recurrences; their peak is that of a kernel that only multiplies float16. --stamps runs the step
+    with kernels that record when their blocks reach each point. --plan prints a line per fused
+    operation, with its rule and the operations of the plan that it replaced; without a GPU, as for
+    132 multiprocessors. --dot writes Graphviz' language; `dot -Tsvg` draws it.
     """
     if each and as_json:
-        raise click.UsageError("--each is for the table: the JSON lists each kernel as it is")
+        raise click.UsageError("--each is for the table: JSON always lists each kernel")
     chosen = given(MODEL, options)
     if batch_size < 1:
         raise ArgumentError(f"batch_size = {batch_size}: must be 1 or more")
     if prompt is None:
-        refuse_given(("depth",), "it is of a --prompt; --position is of a step")
+        refuse_given(("depth",), "only applies to a --prompt; a step has --position")
     else:
-        refuse_given(OF_A_STEP, "it is of a step; --depth is of a --prompt")
+        refuse_given(OF_A_STEP, "only applies to a step; a --prompt has --depth")
         if prompt < 1:
             raise ArgumentError(f"prompt = {prompt}: must be 1 or more")
         if depth < 0:
             raise ArgumentError(f"depth = {depth}: must be 0 or more")
         chosen.setdefault("n_ctx", prompt + depth + ROOM)
     if plan and as_json:
-        raise click.UsageError("--plan and --json do not go together: the plan is a listing")
+        raise click.UsageError("--plan and --json cannot be combined: the plan is a listing")
     if plan:
-        refuse_given(MEASURED, "the plan is fused for the batch size alone")
+        refuse_given(MEASURED, "the plan depends only on --batch-size")
         with shown(progress()) as told:
             path = hub.resolve(model, progress=told)
         say(_native.fused_plan(path, batch_size).rstrip("\n"))
@@ -139,12 +142,12 @@ def _say(name: str, p: GraphProfile) -> None:
     say(f"{name} on {p.device}")
     if p.prompt:
         tokens = "token" if p.prompt == 1 else "tokens"
-        say(f"a prompt of {p.prompt} {tokens} behind {p.position}")
+        say(f"a prompt of {p.prompt} {tokens} at position {p.position}")
     else:
         rows = "row" if p.batch_size == 1 else "rows"
-        say(f"the step of {p.batch_size} {rows} at position {p.position}")
+        say(f"a step of {p.batch_size} {rows} at position {p.position}")
     graphs = "one graph" if p.graphs == 1 else f"{p.graphs} graphs"
-    edges = f"{p.edges} edges of which {p.programmatic_edges} programmatic"
+    edges = f"{p.edges} edges, {p.programmatic_edges} of them programmatic"
     say(f"{graphs}, {p.nodes} nodes, {edges}; {p.launches} kernels")
     if p.prompt:
         rate, peak = p.operations / p.replay_us / 1e6, p.multiply_peak_tflop_s
@@ -155,7 +158,7 @@ def _say(name: str, p: GraphProfile) -> None:
         share = f"{100 * rate / peak:.0f}% of the read peak of {peak:.0f} GB/s"
         say(f"replayed {p.replay_us:.1f} us: {rate:.0f} GB/s of weights, {share}")
     alone = sum(k.us for k in p.kernels)
-    say(f"launched kernel by kernel {p.eager_us:.1f} us; kernels by themselves {alone:.1f} us\n")
+    say(f"launched kernel by kernel {p.eager_us:.1f} us; sum of separate kernels {alone:.1f} us\n")
 
 
 def _show_kernels(profile: GraphProfile, each: bool) -> None:

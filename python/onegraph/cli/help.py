@@ -73,10 +73,10 @@ def _commands(ctx: click.Context) -> list[str]:
 @debug_option
 @click.pass_context
 def command(ctx: click.Context, topic: str | None) -> None:
-    """Open the page of the documentation about TOPIC; without TOPIC, list the pages.
+    """Show the documentation about TOPIC; without TOPIC, list the topics.
 
-    The name of a command shows the help of that command. Where standard output is no terminal, a
-    page is the Markdown that it is made of.
+    The name of a command shows its help. If standard output is not a terminal, a page is printed as
+    Markdown.
     """
     known = pages()
     if topic is None:

@@ -37,17 +37,17 @@ Row = tuple[str, str]
     type=int,
     help="Context length in tokens.  [default: the model's, at most 8192]",
 )
-@click.option("--max-batch", type=int, default=8, show_default=True, help="Sequences at a time.")
+@click.option(
+    "--max-batch", type=int, default=8, show_default=True, help="Sequences that run at once."
+)
 @click.option(
     "--kv-type",
     default=_native.DEFAULT_KV_TYPE,
     show_default=True,
-    help="Encoding of keys and values.",
+    help="Type of keys and values.",
 )
 @click.option("--plan", is_flag=True, help="Print the plan: every operation of a forward pass.")
-@click.option(
-    "--devices", is_flag=True, help="Print devices, and whose shapes kernels have on each."
-)
+@click.option("--devices", is_flag=True, help="Print devices, and which tuning row each uses.")
 @json_option
 @debug_option
 def command(
@@ -59,22 +59,23 @@ def command(
     devices: bool,
     as_json: bool,
 ) -> None:
-    """Print architecture, sizes, quant mix, context, tokenizer, chat template, and memory needed.
+    """Print architecture, sizes, quantization mix, context, tokenizer, chat template, and memory
+    needed.
 
-    A model that cannot run here is described all the same, with the reason.
+    A model that cannot run here is described too, with the reason.
     """
     if plan and devices:
-        raise click.UsageError("--plan and --devices do not go together")
+        raise click.UsageError("--plan and --devices cannot be combined")
     if devices:
         if model is not None:
             raise click.UsageError("--devices takes no MODEL")
-        refuse_given(MEMORY, "the devices are the same whatever a model asks for")
+        refuse_given(MEMORY, "has no effect on --devices")
         _show_devices(as_json)
         return
     if model is None:
         raise click.UsageError("Missing argument 'MODEL'.")
     if plan:
-        refuse_given(MEMORY, "the plan is the same for all of them")
+        refuse_given(MEMORY, "has no effect on --plan")
     with shown(progress()) as told:
         path = hub.resolve(model, progress=told)
     if plan:

@@ -15,15 +15,15 @@ from onegraph.printable import printable
 
 
 @click.command()
-@click.option("--names", is_flag=True, help="List the names that fetch a model, with its memory.")
+@click.option("--names", is_flag=True, help="List names of models to download, and their memory.")
 @json_option
 @debug_option
 def command(names: bool, as_json: bool) -> None:
-    """List the models on this machine: onegraph's own, those of ollama, and those of Hugging Face
-    that were used here, each by the name that runs it. Nothing is fetched.
+    """List the models on this machine by the names that run them: onegraph's own, ollama's, and
+    those of Hugging Face that onegraph has used. Nothing is downloaded.
 
-    --names lists the names that `onegraph run` and `onegraph pull` fetch a model by, what each
-    stands for, and the memory of one conversation of 8,192 tokens.
+    --names lists the names that `onegraph run` and `onegraph pull` can download, what each stands
+    for, and the memory it needs for one conversation of 8,192 tokens.
     """
     if names:
         _show_names(as_json)
@@ -34,7 +34,7 @@ def command(names: bool, as_json: bool) -> None:
         say(json.dumps({"models": rows}))
         return
     if not found:
-        say("no model is here: `onegraph pull smollm2` fetches a small one", err=True)
+        say("no models on this machine: `onegraph pull smollm2` downloads a small one", err=True)
         return
     _show(found)
     say(f"\nonegraph's own: {hub.cache_dir()}; all paths: onegraph list --json")

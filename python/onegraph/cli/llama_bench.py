@@ -23,7 +23,7 @@ ON, OFF = ("1", "on", "auto", "true"), ("0", "off", "false")
 def model_argument(command: Decorated) -> Decorated:
     """MODEL by itself, or by -m: pass both to `model_of`."""
     command = click.option(
-        "-m", "--model", "models", multiple=True, metavar="MODEL", help="The same as MODEL."
+        "-m", "--model", "models", multiple=True, metavar="MODEL", help="Same as MODEL."
     )(command)
     return click.argument("model", required=False)(command)
 
@@ -34,7 +34,7 @@ def model_of(model: str | None, models: tuple[str, ...]) -> str:
     if not named:
         raise click.MissingParameter(param_type="argument", param_hint="'MODEL'")
     if len(named) > 1:
-        raise click.UsageError(f"one model is measured at a time, not {', '.join(named)}")
+        raise click.UsageError(f"give one MODEL, not {', '.join(named)}")
     return named[0]
 
 
@@ -42,7 +42,7 @@ def run_options(command: Decorated) -> Decorated:
     """`-ngl`, `-fa` and `--no-warmup`: pass `layers` to `check_layers` once the model is known."""
     for option in (
         click.option(
-            "--no-warmup", is_flag=True, help="Leave out the untimed repetition before each test."
+            "--no-warmup", is_flag=True, help="Skip the untimed repetition before each test."
         ),
         click.option(
             "-fa",
@@ -51,7 +51,7 @@ def run_options(command: Decorated) -> Decorated:
             metavar="1",
             expose_value=False,
             callback=_attention,
-            help="1 or on: attention keeps no scores anyway.",
+            help="1 or on; accepted for llama-bench, always on here.",
         ),
         click.option(
             "-ngl",
@@ -59,7 +59,7 @@ def run_options(command: Decorated) -> Decorated:
             "layers",
             metavar="N",
             callback=_layers,
-            help="All layers, such as 99: a card has the whole model.",
+            help="All layers, such as 99: a GPU runs the whole model.",
         ),
     ):
         command = option(command)
@@ -72,7 +72,7 @@ def cache_options(command: Decorated) -> Decorated:
         (("-ctv", "--cache-type-v"), "type_v", "values"),
         (("-ctk", "--cache-type-k"), "type_k", "keys"),
     ):
-        said = f"Encoding of {of}; both are one: --kv-type."
+        said = f"Type of {of}; must be the same for keys and values."
         command = click.option(*flags, name, metavar="TYPE", help=said)(command)
     return command
 
@@ -85,10 +85,10 @@ def kv_type(kv_type: str | None, type_k: str | None, type_v: str | None) -> str 
     # llama-bench keeps the one that is not given in f16.
     keys, values = type_k or "f16", type_v or "f16"
     if keys != values:
-        left = "" if type_k and type_v else " (what is not given is f16, as in llama-bench)"
+        left = "" if type_k and type_v else " (one that is not given is f16, as in llama-bench)"
         wanted = type_k or type_v
         raise click.UsageError(
-            f"-ctk {keys} -ctv {values}{left}: keys and values have one type here; give "
+            f"-ctk {keys} -ctv {values}{left}: keys and values must have the same type; give "
             f"--kv-type {wanted}"
         )
     if kv_type not in (None, keys):
@@ -100,8 +100,8 @@ def _attention(ctx: click.Context, param: click.Parameter, value: str | None) ->
     if value is None or value.lower() in ON:
         return
     if value.lower() in OFF:
-        raise click.BadParameter("there is one attention, which keeps no scores: leave it out")
-    raise click.BadParameter(f"{value!r} is not 1 or on; it may be left out")
+        raise click.BadParameter("flash attention cannot be turned off: leave it out")
+    raise click.BadParameter(f"{value!r} is not 1 or on; leave it out")
 
 
 def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
@@ -111,11 +111,11 @@ def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> in
         layers = int(value)
     except ValueError:
         raise click.BadParameter(
-            f"{value!r} is not a number of layers; a model is on one device as a whole: choose it "
+            f"{value!r} is not a number of layers; a model runs on one device: choose it "
             "with --device"
         ) from None
     if layers == 0:
-        raise click.BadParameter("no layer on a card is --device cpu")
+        raise click.BadParameter("for no layers on a GPU, use --device cpu")
     return layers
 
 
@@ -130,6 +130,6 @@ def check_layers(layers: int | None, n_layer: int | None, device: str | None) ->
     # llama.cpp counts what is behind the last layer as one more.
     if n_layer is not None and 0 <= layers < n_layer + 1:
         raise click.UsageError(
-            f"-ngl {layers} of the model's {n_layer + 1} layers: a model is on one device as a "
-            "whole; give -ngl 99, --device cuda or --device cpu"
+            f"-ngl {layers} of the model's {n_layer + 1} layers: a model runs on one "
+            "device; give -ngl 99, --device cuda or --device cpu"
         )

@@ -109,12 +109,12 @@ def removable(name: str) -> Local:
         if name == model.name or (model.path and Path(name).absolute() == model.path.absolute()):
             return model
     if name.startswith("ollama:"):
-        remedy = f"ollama keeps it: run `ollama rm {name.removeprefix('ollama:')}`"
+        remedy = f"it is ollama's: run `ollama rm {name.removeprefix('ollama:')}`"
     elif name.startswith("hf:"):
-        remedy = "it lies in Hugging Face's cache, which other programs use too: see `hf cache rm`"
+        remedy = "it is in Hugging Face's cache, which other programs share: see `hf cache rm`"
     elif os.path.lexists(name):
-        remedy = "onegraph did not fetch this file: remove it as you would any other"
+        remedy = "onegraph did not download this file: delete it yourself"
     else:
         here = ", ".join(model.name for model in ours()) or "none"
         remedy = f"models in {hub.cache_dir()}: {here}"
-    raise FileError(f"onegraph does not keep {name}; {remedy}")
+    raise FileError(f"{name} is not in onegraph's cache; {remedy}")

@@ -40,7 +40,7 @@ def test_options(command: Decorated) -> Decorated:
     listed: list[tuple[tuple[str, ...], str, str]] = [
         (("-p", "--n-prompt"), "Tokens of the prompt.", "512"),
         (("-n", "--n-gen"), "Tokens to generate.", "128"),
-        (("-d", "--n-depth"), "Tokens before what is timed.", "0"),
+        (("-d", "--n-depth"), "Tokens in the context before the timed part.", "0"),
     ]
     command = click.option(
         "-r",
@@ -61,7 +61,7 @@ def output_options(command: Decorated) -> Decorated:
     command = click.option(
         "--plot",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="Draw a chart to this file: .png, .svg or .pdf.",
+        help="Write a chart to this .png, .svg or .pdf file.",
     )(command)
     return click.option(
         "-o",
@@ -69,7 +69,7 @@ def output_options(command: Decorated) -> Decorated:
         type=click.Choice(formats.FORMATS),
         default="md",
         show_default=True,
-        help="Form of the results.",
+        help="Output format.",
     )(command)
 
 
@@ -191,10 +191,10 @@ class Output:
             from onegraph.bench import charts
 
             charts.draw(kept, self._plot, title)
-            _print(bar, f"drew {self._plot}", err=True)
+            _print(bar, f"wrote {self._plot}", err=True)
         if ended:
             if kept:
-                _print(bar, f"broken off; the {len(kept)} finished rows are written", err=True)
+                _print(bar, f"interrupted; wrote the {len(kept)} finished rows", err=True)
             raise ended[0]
         return kept
 

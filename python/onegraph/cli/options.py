@@ -62,7 +62,7 @@ MODEL: list[tuple[str, Any, str]] = [
     (
         "kv_type",
         str,
-        f"Type of keys and values: i16, q8_0, and on the CPU f32.  [default: {DEFAULT_KV_TYPE}]",
+        f"Type of keys and values: i16, q8_0, or on the CPU f32.  [default: {DEFAULT_KV_TYPE}]",
     ),
 ]
 
@@ -71,9 +71,9 @@ SAMPLING: list[tuple[str, Any, str]] = [
     (
         "max_tokens",
         _max_tokens,
-        "Most tokens to generate; none: until the text ends or the context is full.",
+        "Maximum tokens to generate; none: until the text ends or the context is full.",
     ),
-    ("temperature", float, "Divides the logits; 0 always takes the most probable token."),
+    ("temperature", float, "Divides the logits; 0 always picks the most probable token."),
     ("top_k", int, "Keep the K most probable tokens; 0 keeps all."),
     ("top_p", float, "Keep the most probable tokens whose probabilities add up to this."),
     ("min_p", float, "Keep tokens that are at least this fraction as probable as the best."),
@@ -90,13 +90,13 @@ SAMPLING: list[tuple[str, Any, str]] = [
     (
         "prompt_lookup_num_tokens",
         int,
-        "Draft up to N tokens a step from the text so far: the same output, faster; 0: off.",
+        "Draft up to N tokens per step from the text so far: the same output, faster; 0: off.",
     ),
-    ("schema", str, "Make the output JSON that fits this JSON schema."),
+    ("schema", str, "Make the output JSON that matches this JSON schema."),
     ("regex", str, "Make the whole output match this regular expression."),
-    ("grammar", str, "Make the output fit this grammar, in Lark or GBNF."),
+    ("grammar", str, "Make the output match this grammar, in Lark or GBNF."),
     ("choice", str, "Make the output one of these. May be repeated."),
-    ("cache_salt", str, "Reuse cached prefixes only of requests with the same salt."),
+    ("cache_salt", str, "Share cached prefixes only with requests of the same salt."),
     ("thinking_token_budget", int, "End the reasoning after N tokens."),
 ]
 

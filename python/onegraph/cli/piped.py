@@ -58,7 +58,7 @@ def joined(prompt: str) -> str:
     def say() -> None:
         click.echo(
             "waiting for the end of standard input, which goes before PROMPT; "
-            "`< /dev/null` leaves it out",
+            "`< /dev/null` skips it",
             err=True,
         )
 
@@ -87,7 +87,7 @@ def _read() -> str:
         raw = _bytes(sys.stdin.fileno())
     except OSError as e:  # open for writing alone, a folder
         raise click.UsageError(
-            f"cannot read standard input: {e.strerror}; `< /dev/null` leaves it out"
+            f"cannot read standard input: {e.strerror}; `< /dev/null` skips it"
         ) from e
     return decoded(raw, "standard input", "iconv -f {} -t UTF-8 FILE | onegraph run ...")
 
@@ -99,8 +99,8 @@ def decoded(raw: bytes, what: str, convert: str) -> str:
     for encoding, mark in MARKS:
         if raw.startswith(mark):
             raise click.UsageError(
-                f"{what} is {encoding}, by the mark that it begins with, and UTF-8 is "
-                f"read: convert it, as in `{convert.format(encoding)}`"
+                f"{what} is {encoding}, by its byte order mark, not UTF-8: "
+                f"convert it, as in `{convert.format(encoding)}`"
             )
     # A mark of UTF-8 is no text.
     raw = raw.removeprefix(codecs.BOM_UTF8)

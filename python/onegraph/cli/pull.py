@@ -27,7 +27,7 @@ def _kernel_cache() -> tuple[Path, int]:
     """The folder of the kernel cache, which can be written, and the time there, in nanoseconds."""
     named = json.loads(_native.cuda_devices(nvrtc.folders()))["kernel_cache"]
     if named is None:
-        raise FileError("--compile: no folder to keep kernels in; set ONEGRAPH_CACHE_DIR")
+        raise FileError("--compile: there is no kernel cache folder; set ONEGRAPH_CACHE_DIR")
     folder = Path(named)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ def _check_kept(folder: Path, before: int, new: int, total: int, arch: str) -> N
         free = shutil.disk_usage(folder).free / 1e6
         raise FileError(
             f"--compile: {new - kept} of {total} kernels for {arch} could not be written to "
-            f"{folder}, where {free:.0f} MB are free; make room, or set "
+            f"{folder}, where {free:.0f} MB are free; free some space, or set "
             "ONEGRAPH_CACHE_DIR to a folder on another disk, and run it again"
         )
 
@@ -65,15 +65,15 @@ def _model(name: str, meant: str) -> str:
     "--compile",
     "arch",
     metavar="ARCH",
-    help="Also compile its kernels for cards of this architecture, such as sm_90.",
+    help="Also compile its kernels for this GPU architecture, such as sm_90.",
 )
-@click.option("--n-ctx", type=int, help="With --compile, the context that will be asked for.")
+@click.option("--n-ctx", type=int, help="With --compile, the context of later loads.")
 @click.option("--max-batch", type=int, default=8, show_default=True, help="With --compile.")
 @click.option(
     "--kv-type", default=_native.DEFAULT_KV_TYPE, show_default=True, help="With --compile."
 )
-@click.option("--verify", is_flag=True, help="Check the whole file, not a sample.")
-@click.option("--update", is_flag=True, help="Fetch what an hf: reference stands for upstream now.")
+@click.option("--verify", is_flag=True, help="Check the whole file, not just a sample.")
+@click.option("--update", is_flag=True, help="Download the latest commit of an hf: reference.")
 @debug_option
 def command(
     name: str,
@@ -84,22 +84,22 @@ def command(
     verify: bool,
     update: bool,
 ) -> None:
-    """Fetch the model NAME, check it, and print the path of its file.
+    """Download the model NAME, check it, and print the path of its file.
 
-    NAME is smollm2, a name of `onegraph list --names` such as llama3.2 or qwen3.5:4b,
-    hf:user/repo/file.gguf, hf:user/repo:Q4_K_M or hf:user/repo@REVISION:Q4_K_M. Its hash is
-    checked. A file that is here already is checked by its size and a sample of 1 MiB, with --verify
-    as a whole, and fetched again if it is damaged.
+    NAME is smollm2, a name from `onegraph list --names` such as llama3.2 or qwen3.5:4b,
+    hf:user/repo/file.gguf, hf:user/repo:Q4_K_M or hf:user/repo@REVISION:Q4_K_M. A download is
+    checked against its hash. A file that exists already is checked by its size and a sample of 1
+    MiB, or as a whole with --verify, and downloaded again if it is damaged.
 
-    An hf: reference stays with the commit that it first stood for. If the file has changed upstream
-    since, standard error says so; --update fetches it.
+    An hf: reference is pinned to the commit it first resolved to. If the file has changed upstream
+    since, standard error says so; --update downloads the new one.
 
     With --compile, a machine without a GPU fills the kernel cache, the folder `kernels` in
-    $ONEGRAPH_CACHE_DIR. Copied to a machine with such a card, it saves the first load there from
-    compiling, and the machine from needing the compiler.
+    $ONEGRAPH_CACHE_DIR. On a machine with such a GPU, a copy of the folder makes the first load as
+    fast as later ones, without a compiler.
     """
     if arch is None:
-        refuse_given(["n_ctx", "max_batch", "kv_type"], "only with --compile: a file has none")
+        refuse_given(["n_ctx", "max_batch", "kv_type"], "only applies with --compile")
     folder, before = (None, 0) if arch is None else _kernel_cache()
     meant = hub.meant(name)
     if meant != name:

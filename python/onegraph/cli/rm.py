@@ -17,14 +17,12 @@ from onegraph.printable import printable
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @debug_option
 def command(names: tuple[str, ...], yes: bool) -> None:
-    """Remove models from onegraph's own cache, after asking for each; `onegraph pull` fetches them
-    again. Models that ollama, Hugging Face or others keep are not touched.
+    """Remove models from onegraph's own cache, after asking for each; `onegraph pull` downloads
+    them again. Models of ollama, Hugging Face and others are not touched.
     """
     found = [removable(name) for name in dict.fromkeys(names)]
     if not yes and (sys.stdin is None or not sys.stdin.isatty()):
-        raise click.UsageError(
-            "standard input is not a terminal, so nobody can be asked: add --yes"
-        )
+        raise click.UsageError("standard input is not a terminal, so rm cannot ask: add --yes")
     kept = False
     for model in found:
         path = model.path
@@ -36,7 +34,9 @@ def command(names: tuple[str, ...], yes: bool) -> None:
         try:
             path.unlink()
         except OSError as e:
-            raise FileError(f"cannot remove {path}: {e.strerror}; check its folder") from e
+            raise FileError(
+                f"cannot remove {path}: {e.strerror}; check the permissions of its folder"
+            ) from e
         say(f"removed {what}", err=True)
     if kept:
         raise click.exceptions.Exit(1)

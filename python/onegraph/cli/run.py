@@ -35,18 +35,18 @@ from onegraph.streams import Stream
 @click.command()
 @click.argument("model")
 @click.argument("prompt", required=False)
-@click.option("--system", metavar="TEXT", help="Instructions that precede the conversation.")
+@click.option("--system", metavar="TEXT", help="System message of the conversation.")
 @click.option(
     "--file",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="A text file that goes before PROMPT. May be repeated.",
+    help="Put this text file before PROMPT. May be repeated.",
 )
 @click.option(
     "--tools",
     type=click.Path(path_type=Path),
     metavar="FILE.py",
-    help="The model may call the functions of this file, which are run.",
+    help="Let the model call the functions of this file.",
 )
 @click.option(
     "--think",
@@ -54,14 +54,14 @@ from onegraph.streams import Stream
     is_flag=False,
     flag_value="on",
     metavar="[on|off|low|medium|high|N]",
-    help="Whether the model reasons before it answers, how much, or N tokens at most.",
+    help="Turn reasoning on or off, set its effort, or limit it to N tokens.",
 )
 @click.option("--raw", is_flag=True, help="Continue PROMPT as it is, without the chat template.")
 @sampling_options
 @model_options
 @json_option
 @click.option(
-    "--verbose", "-v", is_flag=True, help="Report speed and timings on standard error, and log."
+    "--verbose", "-v", is_flag=True, help="Print speed, timings and logs to standard error."
 )
 @debug_option
 def command(
@@ -79,34 +79,31 @@ def command(
     """Generate text from PROMPT with MODEL; without PROMPT, chat.
 
     MODEL is a name such as smollm2, llama3.2 or qwen3.5:4b (`onegraph list --names` lists them with
-    the memory of each), the path of a .gguf file, hf:user/repo:Q4_K_M or ollama:model:tag. A model
-    that is not here is fetched.
+    the memory each needs), the path of a .gguf file, hf:user/repo:Q4_K_M or ollama:model:tag. A
+    model that is not on this machine is downloaded.
 
     PROMPT goes through the model's chat template, if it has one. Piped input is the PROMPT if none
-    is given or it is '-'; else it goes before PROMPT, with an empty line between, as in `onegraph
-    run MODEL "Sum this up." < report.txt`. In a loop that reads standard input itself, add
-    `< /dev/null`. Standard output carries only the text, which ends with a line feed.
+    is given or it is '-'; otherwise it goes before PROMPT, with an empty line between, as in
+    `onegraph run MODEL "Sum this up." < report.txt`. In a loop that reads standard input itself,
+    add `< /dev/null`. Standard output has only the text, followed by a line feed.
 
-    For a model in ollama's store, SYSTEM and PARAMETER of its Modelfile apply unless an option says
-    otherwise; --raw ignores them.
+    For a model in ollama's store, SYSTEM and PARAMETER of its Modelfile apply unless an option
+    overrides them; --raw ignores them.
 
     Each --file goes before PROMPT and after piped input, as its name, a colon and its text between
     ``` fences.
 
-    --tools offers the public functions of a Python file that have a docstring; the model is told
-    their annotations and docstrings. The file is run, and so is each call that the model asks for,
-    with your permissions; standard error shows calls and results. After 16 answers with calls the
-    model answers without tools.
+    --tools offers the public functions of a Python file that have a docstring; the model sees their
+    annotations and docstrings. The file and the model's calls run with your permissions; standard
+    error shows calls and results. After 16 answers with calls, the model must answer without tools.
 
-    In a chat, /help lists the commands. Conversations saved by /save NAME, and the lines you typed,
-    are kept in $ONEGRAPH_STATE_DIR, else in $XDG_STATE_HOME/onegraph, else in
+    In a chat, /help lists the commands. Conversations saved by /save NAME, and the history of input
+    lines, are in $ONEGRAPH_STATE_DIR, otherwise $XDG_STATE_HOME/onegraph, otherwise
     ~/.local/state/onegraph.
     """
     for option, value in (("--system", system), ("--tools", tools), ("--think", think)):
         if raw and value is not None:
-            raise click.UsageError(
-                f"{option} is part of the chat template, and --raw leaves it out"
-            )
+            raise click.UsageError(f"{option} needs the chat template, which --raw turns off")
     chatting = prompt is None and sys.stdin is not None and sys.stdin.isatty()
     if chatting and (raw or as_json):
         raise click.UsageError("--raw and --json need a PROMPT")
@@ -114,10 +111,12 @@ def command(
         raise click.UsageError("--file needs a PROMPT, such as 'Sum this up.'")
     switch = Thinking.of(think)
     if switch.budget is not None and options["thinking_token_budget"] is not None:
-        raise click.UsageError(f"--think {think} and --thinking-token-budget are one: give one")
+        raise click.UsageError(
+            f"--think {think} and --thinking-token-budget set the same limit: give one of them"
+        )
     functions = [] if tools is None else functions_of(tools)
     if not as_json and options["logprobs"] is not None:
-        raise click.UsageError("--logprobs is part of the JSON: add --json")
+        raise click.UsageError("--logprobs is only printed with --json: add it")
     if not chatting:
         if prompt in (None, "-"):
             prompt = before(piped.needed(), file)
@@ -199,7 +198,7 @@ def _say_without_effect(llm: LLM, sampling: dict[str, Any], options: dict[str, A
     if sampling.get("temperature", DEFAULTS["temperature"]) == 0:
         idle = [flag(name) for name in ("top_k", "top_p", "min_p", "seed") if name in sampling]
         if idle:
-            said = "which always takes the most probable token"
+            said = "which always picks the most probable token"
             click.echo(f"no effect with --temperature 0, {said}: {', '.join(idle)}", err=True)
     penalties = ("repeat_penalty", "presence_penalty", "frequency_penalty")
     off = all(sampling.get(name, DEFAULTS[name]) == DEFAULTS[name] for name in penalties)

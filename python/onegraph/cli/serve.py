@@ -27,69 +27,69 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-\d{5}")
 @click.option(
     "--models-dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Serve each .gguf file of this folder too, loaded when it is asked for.",
+    help="Also serve each .gguf file of this folder, loaded on first request.",
 )
-@click.option("--allow-pull", is_flag=True, help="Let requests to /api/pull fetch models.")
+@click.option("--allow-pull", is_flag=True, help="Let requests to /api/pull download models.")
 @click.option("--alias", multiple=True, help="Another name for the first MODEL. May be repeated.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    help="Port to listen on; 0: any.  [default: 11434 where it is free, else 8080]",
+    help="Port to listen on; 0: any.  [default: 11434 if it is free, otherwise 8080]",
 )
 @click.option(
     "--api-key",
     multiple=True,
     envvar="ONEGRAPH_API_KEY",
-    help="Key that requests must send. May be repeated; $ONEGRAPH_API_KEY has them too.",
+    help="Key that requests must send. May be repeated, or set by $ONEGRAPH_API_KEY.",
 )
 @click.option(
     "--share-prefixes",
     is_flag=True,
-    help="Share cached prefixes among API keys, whose owners may then find out what others sent.",
+    help="Share cached prefixes among API keys; their owners can then find out what others sent.",
 )
-@click.option("--no-auth", is_flag=True, help="Listen beyond this machine without a key.")
+@click.option("--no-auth", is_flag=True, help="Accept requests from other machines without a key.")
 @click.option(
     "--cors-origin",
     multiple=True,
     metavar="ORIGIN",
-    help="Let browsers call the server from pages of this origin. May be repeated; *: all.",
+    help="Allow requests from web pages of this origin. May be repeated; *: all.",
 )
 @click.option(
     "--max-batch",
     type=int,
-    help="Sequences of a model that run together; further requests wait.  [default: 8]",
+    help="Sequences per model that run at once; further requests wait.  [default: 8]",
 )
 @click.option(
     "--kv-tokens",
     type=int,
-    help="Tokens that all sequences of a model share.  [default: the context of each]",
+    help="Tokens that all sequences of a model share.  [default: a full context for each]",
 )
 @click.option(
     "--max-queue",
     type=click.IntRange(0),
     default=128,
     show_default=True,
-    help="Requests of a model that may wait; further ones are refused.",
+    help="Requests per model that may wait; further ones are refused.",
 )
 @click.option(
     "--max-tokens-limit",
     type=click.IntRange(1),
-    help="Most tokens of an answer, whatever a request asks for.  [default: the context]",
+    help="Maximum tokens per answer, whatever a request asks for.  [default: the context]",
 )
 @click.option(
     "--max-body",
     type=click.IntRange(1),
     default=16 << 20,
     show_default=True,
-    help="Largest request, in bytes.",
+    help="Maximum size of a request, in bytes.",
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
     default=600.0,
     show_default=True,
-    help="Seconds that a request may take.",
+    help="Maximum seconds per request.",
 )
 @click.option(
     "--drain",
@@ -98,7 +98,9 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-\d{5}")
     show_default=True,
     help="Seconds for running requests to finish after SIGTERM.",
 )
-@click.option("--warmup", is_flag=True, help="On a GPU, compile and capture all before serving.")
+@click.option(
+    "--warmup", is_flag=True, help="On a GPU, compile and capture everything before serving."
+)
 @model_options
 @click.option("--quiet", "-q", is_flag=True, help="Do not log requests.")
 @debug_option
@@ -120,15 +122,15 @@ def command(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Serve models in the dialects of OpenAI, Anthropic and ollama.
+    """Serve models to OpenAI, Anthropic and ollama clients.
 
-    Requests name a model as it is named here: smollm2, the name of a file without .gguf, or what
-    follows ollama:. A request without a name goes to the first model.
+    Requests use these names: smollm2, a file's name without .gguf, or what follows ollama:. A
+    request without a name goes to the first model.
 
-    Each request is logged as a line of JSON on standard error: what it took, never what it said. On
-    SIGTERM or Ctrl-C running requests are finished; a second one stops them at once.
+    Each request is logged as a line of JSON on standard error, without its text. On SIGTERM or
+    Ctrl-C, running requests finish first; a second signal stops them at once.
 
-    `onegraph help serving` lists the paths, and says how to point programs at the server.
+    `onegraph help serving` lists the endpoints and explains how to connect clients.
     """
     try:
         from onegraph.server.app import build
@@ -139,12 +141,12 @@ def command(
     except ImportError as e:
         raise click.ClickException(f"{MISSING} ({e})") from e
     if not models and models_dir is None:
-        raise click.UsageError("give a MODEL, or a folder of them with --models-dir")
+        raise click.UsageError("give a MODEL, or a folder of models with --models-dir")
     here = _is_loopback(host)
     if not here and not api_key and not no_auth:
         raise click.UsageError(
-            f"--host {host} listens beyond this machine: give --api-key, or --no-auth to let "
-            "everybody in who can reach it"
+            f"--host {host} accepts requests from other machines: give --api-key, or --no-auth "
+            "to let in anyone who can reach it"
         )
     limits = Limits(
         max_queue=options["max_queue"],
@@ -162,11 +164,11 @@ def command(
         for ref in models:
             name = name_of(ref)
             if name in loaded:
-                raise click.UsageError(f"{name} is the name of two models here; give one of them")
+                raise click.UsageError(f"two models have the name {name}; give only one of them")
             loaded[name] = LLM(ref, progress=progress(), **chosen)
         folder = {} if models_dir is None else _folder(models_dir, chosen)
         if not loaded and not folder:
-            raise click.UsageError(f"--models-dir {models_dir} holds no .gguf file")
+            raise click.UsageError(f"--models-dir {models_dir} contains no .gguf file")
         service = Service(
             Models(loaded, max_queue=limits.max_queue, folder=folder, aliases=alias),
             limits,

@@ -54,7 +54,7 @@ def obey(session: Session, command: str, text: str) -> None:
     if row is None:
         near = difflib.get_close_matches(command.lower(), COMMANDS, n=1)
         meant = f", did you mean {near[0]}?" if near else ""
-        _say(f"{command} is not a command{meant}; /help lists them, / before it sends it as text")
+        _say(f"{command} is not a command{meant}; /help lists them; /{command} sends it as text")
         return
     try:
         row.act(session, text)
@@ -69,9 +69,9 @@ def _say(text: str) -> None:
 def _help(session: Session, text: str) -> None:
     for name, row in COMMANDS.items():
         _say(f"{f'{name} {row.operands}':<22} {row.summary}")
-    _say('""" begins a text of several lines, and """ at the end of a line ends it.')
-    _say("// at the begin of a line sends a text that begins with one slash.")
-    _say("Ctrl-C stops an answer, Ctrl-D leaves.")
+    _say('""" starts a message of several lines, and """ at the end of a line ends it.')
+    _say("// at the start of a line sends a message that starts with one slash.")
+    _say("Ctrl-C stops an answer, Ctrl-D exits.")
 
 
 def _leave(session: Session, text: str) -> None:
@@ -88,7 +88,7 @@ def _system(session: Session, text: str) -> None:
     elif text:
         session.conversation.system = text
     system = session.conversation.system
-    _say("there are no instructions" if system is None else f"instructions: {system}")
+    _say("no system message" if system is None else f"system message: {system}")
 
 
 def _save(session: Session, text: str) -> None:
@@ -98,7 +98,7 @@ def _save(session: Session, text: str) -> None:
     there = os.path.lexists(path)
     save(session.conversation, session.llm.path, path)
     said = _counted(session.conversation)
-    _say(f"saved {said} to {path}" + (", over what was there" if there else ""))
+    _say(f"saved {said} to {path}" + (", replacing the file" if there else ""))
 
 
 def _load(session: Session, text: str) -> None:
@@ -149,16 +149,14 @@ def _kind(name: str, option: str) -> Any:
     if name in kinds:
         return kinds[name]
     if name == "logprobs":
-        raise ArgumentError("--logprobs is for `onegraph run --json`: a chat shows text alone")
+        raise ArgumentError("--logprobs needs `onegraph run --json`: a chat only shows text")
     if name in {n for n, _, _ in MODEL}:
-        raise ArgumentError(
-            f"{flag(name)} holds from the load on: leave, and give it to `onegraph run`"
-        )
+        raise ArgumentError(f"{flag(name)} applies at load: exit, and pass it to `onegraph run`")
     if f"/{name}" in COMMANDS:
-        raise ArgumentError(f"{option} is no option: say /{name}")
+        raise ArgumentError(f"{option} is not an option: use /{name}")
     near = difflib.get_close_matches(name, kinds, n=1)
     meant = f"; did you mean {flag(near[0])}?" if near else ""
-    raise ArgumentError(f"{option} is no option of sampling{meant}: /set shows all")
+    raise ArgumentError(f"{option} is not a sampling option{meant}: /set lists them")
 
 
 def _converted(name: str, kind: Any, text: str) -> Any:
@@ -166,7 +164,7 @@ def _converted(name: str, kind: Any, text: str) -> Any:
         try:
             return json.loads(text)  # "\n" is a line feed
         except ValueError as e:
-            raise ArgumentError(f"--stop {text}: is no text in quotes: {e}") from e
+            raise ArgumentError(f"--stop {text}: not a valid quoted string: {e}") from e
     try:
         return click.types.convert_type(kind).convert(text, None, None)
     except click.BadParameter as e:
@@ -184,18 +182,20 @@ def _shown(session: Session, name: str) -> str:
             value = " ".join(f"{token}={bias:g}" for token, bias in value.items())
         return f"{flag(name):<20} {value}"
     default = DEFAULTS[name]
-    said = {"seed": "drawn for each answer"}.get(name, "none" if default is None else default)
+    said = {"seed": "random for each answer"}.get(name, "none" if default is None else default)
     return f"{flag(name):<20} {said}  (default)"
 
 
 #: Name and row of each command, in the order of /help.
 COMMANDS = {
-    "/help": Row("", "Shows this.", _help),
-    "/clear": Row("", "Forgets what was said, but not the instructions.", _clear),
-    "/system": Row("TEXT", 'Gives instructions; shows them without TEXT; "" has none.', _system),
-    "/set": Row("OPTION VALUE", "Sampling as on the command line; alone, shows it.", _set),
-    "/save": Row("NAME", "Keeps the conversation; NAME may be a path.", _save),
-    "/load": Row("NAME", "Takes up one that was saved.", _load),
-    "/exit": Row("", "Leaves.", _leave),
-    "/bye": Row("", "Leaves.", _leave),
+    "/help": Row("", "Show this help.", _help),
+    "/clear": Row("", "Clear the conversation, but keep the system message.", _clear),
+    "/system": Row(
+        "TEXT", 'Set the system message; without TEXT, show it; "" removes it.', _system
+    ),
+    "/set": Row("OPTION VALUE", "Set a sampling option; alone, show all of them.", _set),
+    "/save": Row("NAME", "Save the conversation; NAME may be a path.", _save),
+    "/load": Row("NAME", "Load a saved conversation.", _load),
+    "/exit": Row("", "Exit.", _leave),
+    "/bye": Row("", "Exit.", _leave),
 }

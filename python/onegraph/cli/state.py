@@ -24,7 +24,7 @@ def state_dir() -> Path:
     try:
         return Path.home() / ".local" / "state" / "onegraph"
     except RuntimeError as e:
-        raise FileError(f"no folder for what chats leave: {e}; set ONEGRAPH_STATE_DIR") from e
+        raise FileError(f"no folder to save chats in: {e}; set ONEGRAPH_STATE_DIR") from e
 
 
 def write_private(path: Path, text: str) -> None:

@@ -72,7 +72,7 @@ def meant(ref: str) -> str:
         if named is None or (why := _cannot_run(copy)) is None:
             return copy
         logger.warning(
-            "ollama's copy of %s cannot run here, so %s is taken: %s", ref, named.reference, why
+            "ollama's copy of %s cannot run here, so %s is used: %s", ref, named.reference, why
         )
     return ref if named is None else named.reference
 
@@ -114,8 +114,8 @@ def resolve(
         )
     if update:
         raise ArgumentError(
-            f"update: {os.fspath(ref)!r} stands for one content for good; only what an hf: "
-            "reference stands for may change upstream"
+            f"update: {os.fspath(ref)!r} always has the same content; only hf: "
+            "references can be updated"
         )
     known = known_models()
     if text.startswith("ollama:"):
@@ -130,10 +130,10 @@ def resolve(
     if ref and (path.exists() or (meant_as_path and "://" not in ref)):
         return _file(path, verify)
     hint = name_hint(ref, [*known, *names()])
-    pull = f"; where ollama knows it, run `ollama pull {ref}`"
+    pull = f"; if ollama has it, run `ollama pull {ref}`"
     raise ArgumentError(
-        f"no model is called {ref!r}{hint}: `onegraph list --names` lists the names known here; "
-        f"a model is named by one of {FORMS}{pull if not hint and ollama.is_name(ref) else ''}"
+        f"unknown model {ref!r}{hint}: `onegraph list --names` lists known names; "
+        f"name a model as {FORMS}{pull if not hint and ollama.is_name(ref) else ''}"
     )
 
 
@@ -160,7 +160,7 @@ def _file(path: Path, verify: bool) -> Path:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError as e:
-        remedy = _NO_GGUF if is_other else f"check the path, or name a model by one of {FORMS}"
+        remedy = _NO_GGUF if is_other else f"check the path, or name a model as {FORMS}"
         hint = file_hint(path, known_models())
         raise FileError(f"there is no file {path}{hint}; {remedy}") from e
     except (OSError, ValueError) as e:  # ValueError: a null character
@@ -171,13 +171,13 @@ def _file(path: Path, verify: bool) -> Path:
         remedy = "save the model to a file first"
         if folder:
             holds = next(path.glob("*.gguf"), None)
-            remedy = f"name the .gguf file inside it, as {holds}" if holds else _NO_GGUF
+            remedy = f"name the .gguf file inside it, such as {holds}" if holds else _NO_GGUF
         raise FileError(f"{path} is {other}; {remedy}")
     if is_other and not _begins_as_gguf(path):
         raise FileError(f"{path} is in another format; {_NO_GGUF}")
     if verify:
         raise ArgumentError(
-            f"verify: nothing says what the file {path} should be; compare `sha256sum {path}` with "
-            "what its publisher says"
+            f"verify: {path} has no known hash; compare `sha256sum {path}` with "
+            "the one its publisher states"
         )
     return path

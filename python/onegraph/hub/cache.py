@@ -58,7 +58,7 @@ def cache_dir() -> Path:
     try:
         return Path.home() / ".cache" / "onegraph" / "models"
     except RuntimeError as e:
-        raise FileError(f"no folder to keep models in: {e}; set ONEGRAPH_CACHE_DIR") from e
+        raise FileError(f"no folder to cache models in: {e}; set ONEGRAPH_CACHE_DIR") from e
 
 
 def kind(mode: int) -> str | None:
@@ -127,13 +127,15 @@ def one_process(lock: Path, waits: Callable[[], object]) -> Iterator[bool]:
     except OSError as e:
         if e.errno == errno.ELOOP:
             raise FileError(
-                f"the lock file {lock} is a link, and onegraph makes none; see who put it there "
-                "and remove it"
+                f"the lock file {lock} is a link, which onegraph never creates; find out who "
+                "put it there and remove it"
             ) from e
         raise
     try:
         if other := kind(os.fstat(descriptor).st_mode):
-            raise FileError(f"the lock file {lock} is {other}; see who put it there and remove it")
+            raise FileError(
+                f"the lock file {lock} is {other}; find out who put it there and remove it"
+            )
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -157,6 +159,6 @@ def no_room(what: str, folder: Path, while_fetched: int, kept: int, e: OSError) 
         free = f"{shutil.disk_usage(there).free / 1e6:.0f}"
     return FileError(
         f"no room for {what} in {folder}: {e.strerror}; {free} MB are free there, "
-        f"{while_fetched / 1e6:.0f} MB are needed while it is fetched and {kept / 1e6:.0f} MB "
-        "afterwards: make room, or set ONEGRAPH_CACHE_DIR to a folder on another disk"
+        f"{while_fetched / 1e6:.0f} MB are needed during the download and {kept / 1e6:.0f} MB "
+        "afterwards: free some space, or set ONEGRAPH_CACHE_DIR to a folder on another disk"
     )

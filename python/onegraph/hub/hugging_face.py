@@ -118,8 +118,8 @@ def _first_use(wanted: Reference, mend: bool, progress: Progress | None) -> Path
         pins.write(Pin(wanted.text, commit, tuple(files)))
     except OSError as e:
         logger.warning(
-            "cannot note what %s stands for: %s; a later load may get another content. Set "
-            "ONEGRAPH_CACHE_DIR to a folder that can be written",
+            "cannot pin %s: %s; a later load may get different content. Set "
+            "ONEGRAPH_CACHE_DIR to a writable folder",
             wanted.text,
             e.strerror or e,
         )
@@ -132,7 +132,7 @@ def _shards(ref: str, name: str) -> list[str]:
         return [name]
     count = int(found[2])
     if not 1 <= count <= _MOST_SHARDS:
-        raise ArgumentError(f"{ref!r} names a model of {count} shards: 1 to {_MOST_SHARDS} can be")
+        raise ArgumentError(f"{ref!r} names a model of {count} shards: the limit is {_MOST_SHARDS}")
     return [f"{name[: found.start()]}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
 
 
@@ -147,7 +147,7 @@ def _checked(
     if _differs(described):
         raise ModelError(
             f"{name} of {repo} is damaged: its sha256 is {described.sha256}, and Hugging Face "
-            f"says {described.etag}; remove {path} and run `onegraph pull` for it again"
+            f"says {described.etag}; delete {path} and run `onegraph pull` again"
         )
     return described
 
@@ -198,12 +198,14 @@ def _as_pinned(repo: str, pin: Pin, mend: bool, verify: bool, progress: Progress
             wrong = _damage(path, file, True, progress)
         if wrong:
             remedy = (
-                f"that is what Hugging Face gives for commit {pin.commit} now; run `onegraph pull "
-                f"--update {pin.reference}` to take it"
+                f"Hugging Face now has this for commit {pin.commit}; run `onegraph pull "
+                f"--update {pin.reference}` to accept it"
                 if mend
-                else f"run `onegraph pull {pin.reference}`, which fetches it again"
+                else f"run `onegraph pull {pin.reference}` to download it again"
             )
-            raise ModelError(f"{path} is not what {pin.reference} stood for: {wrong}; {remedy}")
+            raise ModelError(
+                f"{path} is not the file {pin.reference} is pinned to: {wrong}; {remedy}"
+            )
         paths.append(path)
     return paths[0]
 
@@ -230,7 +232,7 @@ def upstream_change(ref: str) -> str | None:
             url = hub.hf_hub_url(wanted.repo, file.name, revision=wanted.revision)
             now = hub.get_hf_file_metadata(url)
         except Exception as e:  # its own classes, those of its HTTP client, the system's
-            logger.info("cannot ask what %s is upstream now: %s", ref, e)
+            logger.info("cannot check %s for updates: %s", ref, e)
             return None
         if file.etag is not None and now.etag not in (None, file.etag):
             return (
@@ -296,7 +298,7 @@ def _error(what: str, e: Exception, pin: Pin | None = None) -> FileError:
     reason = " ".join(str(e).split()) or type(e).__name__
     if isinstance(e, OSError) and e.errno in FULL:
         return FileError(
-            f"no room for {what}: {reason}; make room on the disk of Hugging Face's cache, or set "
+            f"no room for {what}: {reason}; free space on the disk of Hugging Face's cache, or set "
             "HF_HUB_CACHE to a folder on another one"
         )
     held = (
@@ -304,13 +306,13 @@ def _error(what: str, e: Exception, pin: Pin | None = None) -> FileError:
         if pin is None
         else (
             f"; {pin.reference} is pinned to commit {pin.commit}: if that is gone, `onegraph pull "
-            f"--update {pin.reference}` takes what is there now"
+            f"--update {pin.reference}` gets the latest"
         )
     )
     endpoint, remedy = _remedy(e)
     return FileError(
-        f"cannot fetch {what} from {endpoint}: {reason}; {remedy}, or download the file elsewhere "
-        f"and name its path{held}"
+        f"cannot download {what} from {endpoint}: {reason}; {remedy}, or download the file "
+        f"elsewhere and name its path{held}"
     )
 
 
@@ -321,7 +323,7 @@ def _remedy(e: Exception) -> tuple[str, str]:
     if getattr(e, "response", None) is not None:
         remedy = "check the name, log in with `hf auth login` or HF_TOKEN for a gated repository"
     elif constants.HF_HUB_OFFLINE:
-        remedy = "HF_HUB_OFFLINE is set, so nothing is fetched: unset it"
+        remedy = "HF_HUB_OFFLINE is set, so nothing is downloaded: unset it"
     else:
         remedy = "check the network: HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror"
     return constants.ENDPOINT, remedy
@@ -347,5 +349,7 @@ def _pick(wanted: Reference, files: list[str]) -> str:
         return first[0]
     listed = ", ".join(first or ggufs) or "none"
     if first:
-        raise ArgumentError(f"{wanted.text!r} fits {len(first)} files: {listed}; name one of them")
-    raise ArgumentError(f"{wanted.text!r} fits no file; GGUF files there: {listed}")
+        raise ArgumentError(
+            f"{wanted.text!r} matches {len(first)} files: {listed}; name one of them"
+        )
+    raise ArgumentError(f"{wanted.text!r} matches no file; GGUF files there: {listed}")

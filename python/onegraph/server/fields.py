@@ -123,7 +123,7 @@ class Fields:
         """A list of objects, which must be there."""
         found = self.items(name)
         if found is None:
-            raise Refused(400, f"{self.path(name)}: is missing", field=self.path(name))
+            raise Refused(400, f"{self.path(name)}: missing", field=self.path(name))
         several = []
         for i, each in enumerate(found):
             here = f"{self.path(name)}[{i}]"
@@ -135,7 +135,7 @@ class Fields:
     def needed(self, name: str) -> None:
         """Raises where the field is not there."""
         if name not in self:
-            raise Refused(400, f"{self.path(name)}: is missing", field=self.path(name))
+            raise Refused(400, f"{self.path(name)}: missing", field=self.path(name))
 
     def absent(self, name: str, why: str, status: int = 400) -> None:
         """Raises where the field asks for something: it is there, and not empty."""

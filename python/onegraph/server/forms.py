@@ -44,9 +44,7 @@ class Form:
         """Raises where the request names another form too."""
         path = fields.path(theirs)
         if self.keywords:
-            raise Refused(
-                400, f"{path}: an output has one form, and the request names two", field=path
-            )
+            raise Refused(400, f"{path}: the request sets two output formats; send one", field=path)
         self.keywords[ours] = value
         self.paths[ours] = path
 

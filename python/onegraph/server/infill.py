@@ -63,7 +63,7 @@ def _files(fields: Fields) -> list[tuple[str, str]]:
     if (given := fields.items("input_extra")) is None:
         return []
     if len(given) > MOST_FILES:
-        why = f"{len(given)} files; at most {MOST_FILES} are shown"
+        why = f"{len(given)} files; the limit is {MOST_FILES}"
         raise Refused(400, f"input_extra: {why}", field="input_extra")
     found = []
     for each in fields.objects("input_extra"):

@@ -63,7 +63,7 @@ class Line:
             turns = (waiting + 1) / self.slots
             raise Refused(
                 429,
-                f"{self.inside} requests are on their way, of which {self.slots} run at once and "
+                f"{self.inside} requests are active; {self.slots} run at once and "
                 f"{self.max_queue} may wait; try again later, or start the server with a larger "
                 "--max-queue or --max-batch",
                 code="queue_full",

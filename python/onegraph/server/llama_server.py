@@ -57,7 +57,7 @@ def routes(service: Service) -> list[Route]:
         running = 0 if model.llm is None else model.llm.stats().running
         listed = [_slot(model.llm, i, i < running) for i in range(model.line.slots)]
         if request.query_params.get("fail_on_no_slot") and running >= len(listed):
-            raise Refused(503, f"all {len(listed)} slots of {model.name} are taken", retry_after=1)
+            raise Refused(503, f"all {len(listed)} slots of {model.name} are in use", retry_after=1)
         return JSONResponse(listed)
 
     async def apply_template(request: Request) -> Reply:
@@ -73,7 +73,7 @@ def routes(service: Service) -> list[Route]:
         return JSONResponse([])
 
     async def adapt(request: Request) -> JSONResponse:
-        raise Refused(501, "POST /lora-adapters: adapters are not applied here; merge them first")
+        raise Refused(501, "POST /lora-adapters: adapters are not supported; merge them first")
 
     async def load(request: Request) -> JSONResponse:
         model = await service.read(request, _model)
@@ -85,7 +85,7 @@ def routes(service: Service) -> list[Route]:
         async with asyncio.timeout(service.limits.seconds):
             await service.models.unload(model)
         if model.llm is not None:
-            why = "requests use it" if model.users else "it was given at the start, and stays"
+            why = "requests use it" if model.users else "it was loaded at startup"
             raise wrong("model", model.name, f"cannot be unloaded now: {why}")
         return JSONResponse({"success": True})
 

@@ -177,8 +177,7 @@ class Models:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise Refused(
             404,
-            f"model = {name[:60]!r}: is not a model of this server, which has "
-            f"{several(self._models)}{hint}",
+            f"model = {name[:60]!r}: not on this server, which has {several(self._models)}{hint}",
             field="model",
             code="model_not_found",
         )

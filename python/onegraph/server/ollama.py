@@ -46,11 +46,11 @@ API_VERSION = "0.12.0"
 
 #: What to do in place of what changes files.
 INSTEAD = {
-    "pull": "start the server with --allow-pull, or with what `onegraph pull NAME` fetched",
-    "create": "start the server with the path of a .gguf file; options are part of a request",
+    "pull": "start the server with --allow-pull, or with a model from `onegraph pull NAME`",
+    "create": "start the server with the path of a .gguf file, and send options with requests",
     "push": "onegraph publishes nothing",
     "copy": "start the server with --alias NAME",
-    "delete": "`onegraph rm NAME` removes what onegraph fetched",
+    "delete": "`onegraph rm NAME` removes a downloaded model",
     "blobs/{digest}": "start the server with the path of a .gguf file",
 }
 
@@ -59,7 +59,7 @@ def routes(service: Service) -> list[Route]:
     """The endpoints."""
 
     async def me(request: Request) -> JSONResponse:
-        raise Refused(401, "there are no accounts on this server")
+        raise Refused(401, "this server has no accounts")
 
     async def version(request: Request) -> JSONResponse:
         return JSONResponse({"version": API_VERSION})
@@ -476,7 +476,7 @@ def _within(job: Job, n_ctx: int) -> Job:
     for ask in job.asks:
         left = n_ctx - len(ask.ids)
         if left < 1:
-            what = f"the prompt has {len(ask.ids)} tokens, and the text needs room for one more"
+            what = f"the prompt has {len(ask.ids)} tokens, and the output needs at least one more"
             raise wrong("options.num_ctx", n_ctx, what)
         most = ask.options["max_tokens"]
         options = {**ask.options, "max_tokens": left if most is None else min(most, left)}

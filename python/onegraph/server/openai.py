@@ -153,15 +153,15 @@ def usage(results: list[Result], n: int = 1) -> dict[str, Any]:
 def _only_text(fields: Fields) -> None:
     """Refuses what would make another kind of answer."""
     if fields.integer("best_of") not in (None, 1):
-        raise wrong("best_of", fields.get("best_of"), "is not supported; send n and choose")
-    fields.absent("audio", "models here make text")
-    fields.absent("moderation", "there is no moderation here; leave it out")
+        raise wrong("best_of", fields.get("best_of"), "is not supported; send n and pick the best")
+    fields.absent("audio", "only text is supported")
+    fields.absent("moderation", "moderation is not supported; leave it out")
     if "web_search_options" in fields:
         say_left_out("`web_search_options`", "OpenAI")
     if fields.integer("min_tokens"):
         raise wrong("min_tokens", fields.get("min_tokens"), "is not supported; leave it out")
     if any(kind != "text" for kind in fields.texts("modalities") or []):
-        raise wrong("modalities", fields.get("modalities"), 'only ["text"] is made here')
+        raise wrong("modalities", fields.get("modalities"), 'must be ["text"]')
 
 
 def endless(fields: Fields, *further: str) -> Fields:
@@ -235,7 +235,7 @@ def _chat(service: Service, fields: Fields) -> Asked:
     scores = _scores(fields)
     if writers and scores is not None:
         raise wrong(
-            "stream", True, "log-probabilities of a prompt are not streamed: leave `stream` out"
+            "stream", True, "log-probabilities of a prompt cannot be streamed: leave `stream` out"
         )
 
     def document(outputs: list[list[Event]]) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def _completion(service: Service, fields: Fields) -> Asked:
     many = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
     if many and len(given) > MOST_TEXTS:
         found = f"{len(given)} prompts"
-        raise Refused(400, f"prompt: {found}; at most {MOST_TEXTS} go together", field="prompt")
+        raise Refused(400, f"prompt: {found}; the limit is {MOST_TEXTS}", field="prompt")
     _only_text(fields)
     fields.absent("tools", "send messages, to /v1/chat/completions")
     form = forms.chat(fields)
@@ -282,9 +282,7 @@ def _completion(service: Service, fields: Fields) -> Asked:
     n = _outputs(fields)
     all = n * (len(given) if many else 1)
     if all > MOST_TEXTS:
-        raise wrong(
-            "n", n, f"makes {all} outputs of these prompts; at most {MOST_TEXTS} go together"
-        )
+        raise wrong("n", n, f"makes {all} outputs of these prompts; the limit is {MOST_TEXTS}")
     stream = _Stream(head, all, n, _stream_usage(fields))
     writers = [CompletionWriter(stream, i) for i in range(all)] if fields.flag("stream") else []
 
@@ -294,7 +292,7 @@ def _completion(service: Service, fields: Fields) -> Asked:
 
     if writers and (is_read_only or scores is not None):
         raise wrong(
-            "stream", True, "log-probabilities of a prompt are not streamed: leave `stream` out"
+            "stream", True, "log-probabilities of a prompt cannot be streamed: leave `stream` out"
         )
     prepare = conversation.prompt(
         given,

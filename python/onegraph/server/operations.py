@@ -70,7 +70,7 @@ def _tokenized(service: Service, fields: Fields) -> Reply:
     chat = "messages" in fields
     texts = [text for name in ("prompt", "content") if (text := fields.text(name)) is not None]
     if len(texts) + chat != 1:
-        raise Refused(400, "prompt: send one of `prompt` (or `content`) and `messages`")
+        raise Refused(400, "prompt: send either `prompt` (or `content`) or `messages`")
     pieces = fields.flag("with_pieces")
     messages = [dict(each.values) for each in conversation.messages(fields)] if chat else []
 

@@ -45,8 +45,8 @@ def pull_of(service: Service, fields: Fields) -> Pull:
         raise wrong(
             field,
             given,
-            f"no model of this name can be fetched; {several(known)} can be, the names that "
-            "`onegraph list --names` lists, and files of Hugging Face as hf.co/USER/REPO:Q4_K_M",
+            f"unknown model; use {several(known)}, a name from "
+            "`onegraph list --names`, or a file from Hugging Face as hf.co/USER/REPO:Q4_K_M",
         )
     digest = known[name].sha256 if name in known else None
     return Pull(service, service.load, given, name, digest, fields.flag("stream", True))

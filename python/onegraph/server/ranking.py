@@ -66,7 +66,7 @@ def _documents(fields: Fields) -> list[str]:
         raise wrong("documents", given, "must be a list of strings or of objects with a text")
     if len(given) > MOST_TEXTS:
         found = f"{len(given)} texts"
-        said = f"documents: {found}; at most {MOST_TEXTS} go together"
+        said = f"documents: {found}; the limit is {MOST_TEXTS}"
         raise Refused(400, said, field="documents")
     found_texts = []
     for i, each in enumerate(given):

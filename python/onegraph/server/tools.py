@@ -72,7 +72,7 @@ _said: set[str] = set()
 
 def say_left_out(what: str, whose: str) -> None:
     """Warns of what a prompt lacks, each once."""
-    _say(f"{what} is known to the servers of {whose} alone: the model is not shown it")
+    _say(f"{what} only works on the servers of {whose}: the model is not shown it")
 
 
 def _say(what: str) -> None:
@@ -164,9 +164,9 @@ def _custom(tool: Fields) -> dict[str, Any]:
             regex = regex_of(definition) if syntax == "lark" else definition
             argument["pattern"] = f"^(?:{regex})$"
         except Irregular as e:
-            _say(f"{form.path('definition')}: calls are not held to it: {e}")
+            _say(f"{form.path('definition')}: not enforced: {e}")
         if syntax == "lark":
-            told = f"The input is of this grammar of Lark:\n{definition}"
+            told = f"The input must match this Lark grammar:\n{definition}"
             description = "\n".join(filter(None, [description, told]))
     elif kind not in (None, "text"):
         assert form is not None
@@ -220,7 +220,7 @@ def anthropic(fields: Fields) -> Tools:
 def _given(fields: Fields) -> list[Fields]:
     given = fields.items("tools") or []
     if len(given) > MOST_TOOLS:
-        said = f"tools: {len(given)} of them; at most {MOST_TOOLS} are taken"
+        said = f"tools: {len(given)} of them; the limit is {MOST_TOOLS}"
         raise Refused(400, said, field="tools")
     return fields.objects("tools") if given else []
 

@@ -1,5 +1,5 @@
 //! Metadata → [`Config`]: every hyper-parameter, each checked against a range, and the catalogue of
-//! tensors. Behind this nothing reads metadata again (but the tokenizer and the chat template).
+//! tensors. Nothing after this reads metadata again, except the tokenizer and the chat template.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 #![deny(clippy::arithmetic_side_effects, clippy::panic)]
 
@@ -461,7 +461,7 @@ impl Config {
             return Err(out_of_range(
                 format!("{arch}.attention.head_count_kv"),
                 "0 in every layer",
-                "a layer that attends; models without one are not supported",
+                "at least one attention layer",
             ));
         }
         let odd = |(n_head, n): &(&usize, &usize)| **n > 0 && n_head.checked_rem(**n) != Some(0);
@@ -506,13 +506,13 @@ impl Config {
         let experts = Self::experts(&keys, n_layer, n_ff)?;
         keys.only(
             "rope.scaling.alpha",
-            "0, or no such key: of models that scale the rotation by a power of alpha, those are \
-             supported whose converter has put it into rope.freq_base",
+            "0, or no such key: alpha scaling is only supported if the converter applied it to \
+             rope.freq_base",
             |v| v.as_float() == Some(0.0),
         )?;
         keys.only(
             "attn_logit_softcapping",
-            "0: caps of scores are not supported",
+            "0: attention softcapping is not supported",
             |v| v.as_float() == Some(0.0),
         )?;
         let rope_dim = keys
@@ -735,7 +735,7 @@ impl Config {
     fn yarn(keys: &Keys<'_>, factor: f64, n_ctx_train: usize) -> Result<RopeScaling> {
         keys.only(
             "rope.scaling.yarn_ext_factor",
-            "1: other shares of extrapolation are not supported",
+            "1: other extrapolation factors are not supported",
             |v| v.as_float() == Some(1.0),
         )?;
         let scale = 0.01..=100.0;

@@ -77,7 +77,7 @@ pub enum Error {
     Logits { token: u32, value: String },
 
     /// Activations that a product of quantized weights has no grid for: 2^117 and more, or NaN.
-    #[error("the product with {tensor} at position {position} of sequence slot {slot} has an input of {value}, and none may reach 2^117; the model's numbers overflowed: its file is damaged, fetch it again, or use another quantization of it")]
+    #[error("the product with {tensor} at position {position} of sequence slot {slot} has an input of {value}, but inputs must be below 2^117; the model's numbers overflowed: its file is damaged, fetch it again, or use another quantization of it")]
     Activations {
         tensor: String,
         slot: usize,
@@ -86,7 +86,7 @@ pub enum Error {
     },
 
     /// A key or value that is no finite number: every later token of its sequence would be made of it.
-    #[error("KV scatter of layer {layer}: a key or value at position {position} of sequence slot {slot} is {value}, and all must be finite; the model's numbers overflowed: its file is damaged, fetch it again, or use another quantization of it")]
+    #[error("KV scatter of layer {layer}: a key or value at position {position} of sequence slot {slot} is {value}, but all must be finite; the model's numbers overflowed: its file is damaged, fetch it again, or use another quantization of it")]
     KvValues {
         layer: usize,
         slot: usize,
@@ -112,7 +112,8 @@ pub enum Error {
 
     /// The prompt does not fit the context.
     #[error(
-        "the prompt has {}{prompt} tokens and the context holds {context}; shorten the prompt by {} \
+        "the prompt has {}{prompt} tokens, but the context holds {context}; shorten the prompt \
+         by {} \
          tokens{}",
         if *at_least { "at least " } else { "" },
         prompt.saturating_sub(*context).saturating_add(1), longer_context(*prompt, *trained)
@@ -128,7 +129,7 @@ pub enum Error {
 
     /// A text to embed does not fit the context.
     #[error(
-        "the text has {}{tokens} tokens and the context holds {context}; shorten it by {} tokens, \
+        "the text has {}{tokens} tokens, but the context holds {context}; shorten it by {} tokens, \
          use truncate=True{}",
         if *at_least { "at least " } else { "" },
         tokens.saturating_sub(*context), context_of(*tokens, *trained)
@@ -180,7 +181,7 @@ pub enum Error {
     Closed { what: &'static str },
 
     /// The process is a fork of the one that loaded the model.
-    #[error("the model was loaded by process {parent} and this is its fork {child}, which has neither its threads nor its device; load the model after the fork, or start workers with multiprocessing's \"spawn\" method")]
+    #[error("the model was loaded by process {parent}, but this is its fork {child}, which has neither its threads nor its device; load the model after the fork, or start workers with multiprocessing's \"spawn\" method")]
     Forked { parent: u32, child: u32 },
 
     /// The request was cancelled before it finished.
@@ -196,7 +197,7 @@ pub enum Error {
 fn longer_context(prompt: usize, trained: usize) -> String {
     match prompt < trained {
         true => format!(" or load with n_ctx >= {}", prompt.saturating_add(1)),
-        false => format!("; the model was trained for {trained}, and no n_ctx holds more"),
+        false => format!("; the model was trained for {trained}, the largest possible n_ctx"),
     }
 }
 
@@ -204,7 +205,7 @@ fn longer_context(prompt: usize, trained: usize) -> String {
 fn context_of(tokens: usize, trained: usize) -> String {
     match tokens <= trained {
         true => format!(", or load with n_ctx >= {tokens}"),
-        false => format!("; the model was trained for {trained}, and no n_ctx holds more"),
+        false => format!("; the model was trained for {trained}, the largest possible n_ctx"),
     }
 }
 
@@ -212,8 +213,8 @@ impl Error {
     /// An allocation of `bytes` that the system refused; `what` they are for.
     pub(crate) fn no_room(what: &str, bytes: usize) -> Self {
         Error::Memory {
-            need: format!("{what} need {bytes} bytes, and the system has no room for them"),
-            remedy: "end other programs or raise the limit on memory, or use a smaller n_ctx, \
+            need: format!("{what} need {bytes} bytes, more than the system can allocate"),
+            remedy: "close other programs, raise the memory limit, or use a smaller n_ctx, \
                      max_batch or number of threads"
                 .into(),
         }

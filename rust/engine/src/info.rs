@@ -1,4 +1,4 @@
-//! What a model file is, in numbers: for `onegraph info` and for anyone who asks before loading.
+//! A model file in numbers: for `onegraph info` and for anyone who asks before loading.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

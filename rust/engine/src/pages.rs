@@ -1,7 +1,7 @@
-//! One sequence in flight: a slot of the backend, the KV pages it uses, and how far it has come.
-//! Pages with tokens that a prompt begins with are read by many sequences, and kept behind the last
-//! of them until their room is wanted; then they go to the host's memory, and to a directory where one
-//! was named. All others have one owner. Dropping a sequence frees what it has.
+//! One sequence in flight: a slot of the backend, the KV pages it uses, and how far it has come. Many
+//! sequences may read the pages of a shared prefix, which stay cached after the last of them until their
+//! room is needed; then they move to host memory, and to a directory if one was given. All other pages
+//! have one owner. Dropping a sequence frees what it owns.
 
 mod admission;
 mod content;
@@ -288,7 +288,7 @@ impl BlockManager {
         if most > self.n_pages {
             let total = self.n_pages;
             return Err(Error::Memory {
-                need: format!("{tokens} tokens need {most} KV pages, the cache has {total}"),
+                need: format!("{tokens} tokens need {most} KV pages, but the cache has {total}"),
                 remedy: "use a shorter prompt or smaller max_tokens".into(),
             });
         }

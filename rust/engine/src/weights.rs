@@ -142,7 +142,7 @@ impl Shard {
         } else {
             return Ok(());
         };
-        let remedy = "open it again once it is complete and nothing writes to it";
+        let remedy = "open it again once it is complete and no program writes to it";
         Err(io_error("load", &self.path, reason, remedy))
     }
 }
@@ -275,7 +275,7 @@ impl Model {
                     "open",
                     path,
                     format!(
-                        "it is the first of {} shards, and its name does not lead to the others",
+                        "it is the first of {} shards, but its name does not identify the others",
                         split.count
                     ),
                     &format!("name the shards {expected} and so on"),
@@ -308,7 +308,7 @@ impl Model {
                 &path,
                 reason,
                 &format!(
-                    "shard {number} of {} must lie beside the first: fetch all of them",
+                    "shard {number} of {} must be next to the first: fetch all of them",
                     name.count
                 ),
             ),
@@ -418,7 +418,7 @@ impl Model {
         found.ok_or_else(|| Error::Tensor {
             name: name.to_owned(),
             found: match self.index.contains_key(name) {
-                true => "its record and not its bytes: the file ends with its header".into(),
+                true => "only its record: the file ends with its header".into(),
                 false => "nothing".into(),
             },
             expected: "a tensor of the model".into(),

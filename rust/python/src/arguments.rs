@@ -88,8 +88,8 @@ pub fn utf8(name: &'static str, string: &Bound<'_, PyString>) -> PyResult<String
         name,
         format!("a str of {} characters", string.len().unwrap_or_default()),
         format!(
-            "the character at index {at} is half of a surrogate pair, which UTF-8 cannot spell; \
-             decode the bytes it came from as what they are"
+            "the character at index {at} is half of a surrogate pair, which UTF-8 cannot encode; \
+             decode its bytes with their own encoding"
         ),
     ))
 }
@@ -133,7 +133,7 @@ pub fn path(name: &'static str, obj: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
     // As `os.fsencode` spells it: a file system's bytes that are no UTF-8 come back as they were.
     let bytes = spelled.call_method1("encode", ("utf-8", "surrogateescape"));
     let Ok(Ok(bytes)) = bytes.map(Bound::cast_into::<PyBytes>) else {
-        return Err(refuse(name, shown(&spelled), "no file can have this name"));
+        return Err(refuse(name, shown(&spelled), "not a valid file name"));
     };
     Ok(OsStr::from_bytes(bytes.as_bytes()).into())
 }

@@ -260,7 +260,7 @@ impl Engine {
             Some(most) => Err(Error::Argument {
                 name: "text",
                 value: format!("{}{tokens} tokens", if at_least { "at least " } else { "" }),
-                reason: format!("at most {most} are made of one"),
+                reason: format!("the limit is {most}"),
             }),
         };
         let whole = 0..text.len();

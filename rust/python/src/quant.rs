@@ -62,7 +62,9 @@ pub fn quantize<'py>(
         let quantize = ty.quantize.ok_or_else(|| Error::Argument {
             name: "type_name",
             value: ty.name.into(),
-            reason: "this type can be read only; quant_types() says which have a quantizer".into(),
+            reason: "this type cannot be written; quant_types() lists those with a \
+                     quantizer"
+                .into(),
         })?;
         let mut out = vec![0; whole_blocks(ty, &src, ty.block_elems)? * ty.block_bytes];
         quantize(&src, &mut out);
@@ -76,7 +78,7 @@ fn whole_blocks<T>(ty: &QuantType, data: &[T], block: usize) -> Result<usize> {
         return Err(Error::Argument {
             name: "data",
             value: format!("{} items", data.len()),
-            reason: format!("{} takes whole blocks; pass a multiple of {block}", ty.name),
+            reason: format!("{} needs whole blocks; pass a multiple of {block}", ty.name),
         });
     }
     Ok(data.len() / block)

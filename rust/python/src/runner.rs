@@ -52,7 +52,7 @@ impl PlanRunner {
                 to_py(Error::Argument {
                     name: "buffer",
                     value: name.to_owned(),
-                    reason: "the plan has none of this name".into(),
+                    reason: "the plan has none with this name".into(),
                 })
             })
     }

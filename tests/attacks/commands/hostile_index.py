@@ -71,7 +71,7 @@ def write(folder: Path) -> Iterator[Command]:
         index = folder / name
         index.mkdir(exist_ok=True)
         offer(index, folder / f"{name}-ran")
-        refused = "your package index gives another file" if "wheel" in name else "No matching"
+        refused = "your package index has another file" if "wheel" in name else "No matching"
         yield Command(
             name,
             PULL,

@@ -184,7 +184,7 @@ def find(name: str) -> Adapter:
     """
     rows = [n for n, row in ENGINES.items() if name in (n, row.family)]
     if not rows:
-        raise ArgumentError(f"no engine is called {name!r}; there are {', '.join(names())}")
+        raise ArgumentError(f"unknown engine {name!r}; known are {', '.join(names())}")
     missing = []
     for one in rows:
         try:

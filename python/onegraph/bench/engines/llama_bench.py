@@ -41,19 +41,17 @@ def rows(
             env=environment,
         )
     except subprocess.TimeoutExpired as e:
-        raise EngineError(
-            f"{NAME} was not done in {e.timeout:.0f} s; ask for less by -p, -n"
-        ) from e
+        raise EngineError(f"{NAME} did not finish in {e.timeout:.0f} s; reduce -p or -n") from e
     if done.returncode != 0:
         said = " | ".join(done.stderr.strip().splitlines()[-3:])
-        raise EngineError(f"{NAME} ended with code {done.returncode}; it said: {said}")
+        raise EngineError(f"{NAME} exited with code {done.returncode}: {said}")
     try:
         found = json.loads(done.stdout)
         return [dict(row) for row in found]
     except (ValueError, TypeError) as e:
         raise EngineError(
-            f"{NAME} printed {done.stdout[:80]!r}, which is not its JSON: {e}; its version is not "
-            "one of those known"
+            f"{NAME} printed {done.stdout[:80]!r}, which is not JSON: {e}; this version is not "
+            "supported"
         ) from e
 
 
@@ -110,7 +108,7 @@ class Running(engines.Running):
         if (read["n_prompt"], steps["n_gen"]) != (len(prompt.tokens), n - 1):
             raise EngineError(
                 f"{NAME} timed {read['n_prompt']} and {steps['n_gen']} tokens, not {length} and "
-                f"{n - 1}; its version is not one of those known"
+                f"{n - 1}; this version is not supported"
             )
         return Measurement(
             n_prompt=len(prompt.tokens),

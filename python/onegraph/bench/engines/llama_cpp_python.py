@@ -99,7 +99,7 @@ class Running(engines.Running):
         if not line:
             self._process.wait()
             raise EngineError(
-                f"{NAME} ended with code {self._process.returncode}; it said: {said(self._log)}"
+                f"{NAME} exited with code {self._process.returncode}: {said(self._log)}"
             )
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -110,7 +110,7 @@ class Running(engines.Running):
             self._process.stdin.write(json.dumps({"prompt": prompt.tokens, "n": n}) + "\n")
             self._process.stdin.flush()
         except OSError as e:
-            raise EngineError(f"{NAME} has died: {e}; it said: {said(self._log)}") from e
+            raise EngineError(f"{NAME} has died: {e}: {said(self._log)}") from e
         answer = self._answer()
         times = answer["times"]
         return Measurement(

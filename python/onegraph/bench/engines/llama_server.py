@@ -66,7 +66,7 @@ def measurement(lines: Iterable[stream.Line], who: str = NAME) -> Measurement:
             timings = said.get("timings")
     if timings is None:
         raise EngineError(
-            f"{who}'s answer broke off after {len(parts)} parts: the server may have died"
+            f"{who}'s answer ended after {len(parts)} parts: the server may have died"
         )
     n, cached = int(timings["predicted_n"]), int(timings.get("cache_n", 0))
     return Measurement(
@@ -197,14 +197,14 @@ def wait(process: subprocess.Popen[Any], log: IO[bytes], address: str, who: str)
     until = time.monotonic() + PATIENCE
     while True:
         if process.poll() is not None:
-            raise EngineError(f"{who} ended with code {process.returncode}; it said: {said(log)}")
+            raise EngineError(f"{who} exited with code {process.returncode}: {said(log)}")
         try:
             if stream.request_json(address, "GET", "/health", None, who)[0] == 200:
                 return
         except EngineError:
             pass
         if time.monotonic() > until:
-            raise EngineError(f"{who} loaded no model in {PATIENCE:.0f} s; it said: {said(log)}")
+            raise EngineError(f"{who} did not load the model in {PATIENCE:.0f} s: {said(log)}")
         time.sleep(0.05)
 
 

@@ -76,19 +76,18 @@ def measurement(lines: Iterable[stream.Line], n_kept: int = 0) -> Measurement:
             last = said
     if last is None:
         raise EngineError(
-            f"ollama's answer broke off after {len(parts)} parts: the server may have died, "
-            "see its log"
+            f"ollama's answer ended after {len(parts)} parts: the server may have died, see its log"
         )
     if not last.get("eval_count"):
         raise EarlyEnd(
             "ollama generated no tokens (its answer has no eval_count): the first one ended the "
-            "text; give another prompt or model"
+            "text; use another prompt or model"
         )
     n_prompt = last.get("prompt_eval_count")
     if not isinstance(n_prompt, int):
         raise EngineError(
-            "ollama does not say how many tokens the prompt had (prompt_eval_count): its version "
-            "is not one of those known"
+            "ollama does not say how many tokens the prompt had (prompt_eval_count): this version "
+            "is not supported"
         )
     prompt_ns = last.get("prompt_eval_duration")
     fresh = prompt_ns is not None and n_kept <= 1
@@ -122,9 +121,9 @@ class Ollama:
             return Running(self, setup, setup.reference.removeprefix("ollama:"), created=False)
         if not setup.copy:
             raise EngineError(
-                f"ollama runs models of its own store: name the model ollama:NAME, or give "
+                f"ollama only runs models from its store: name the model ollama:NAME, or use "
                 f"--create to copy {setup.model.name} ({setup.model.stat().st_size / 1e6:.0f} MB) "
-                "there for the race"
+                "there during the comparison"
             )
         return Running(self, setup, create(self.address, setup.model), created=True)
 
@@ -134,7 +133,7 @@ class Ollama:
         if status >= 400:
             raise EngineError(
                 f"ollama refused {path} with status {status}: "
-                f"{answer.get('error', 'it did not say why')}"
+                f"{answer.get('error', 'no reason given')}"
             )
         return answer
 
@@ -143,7 +142,7 @@ def create(address: str, model: Path) -> str:
     """Gives the server a copy of a GGUF file and makes a model of it; its name."""
     if shards := sorted(model.parent.glob("*-of-*.gguf")) if "-of-" in model.name else []:
         raise EngineError(
-            f"{model.name} is one of {len(shards)} parts, which ollama does not take; join them "
+            f"{model.name} is one of {len(shards)} parts, which ollama does not support; join them "
             "with llama-gguf-split --merge"
         )
     with model.open("rb") as file:
@@ -291,10 +290,8 @@ def find() -> Ollama:
     except stream.Refused as e:
         raise MissingError(
             f"{e}; install it from https://ollama.com, start it with `ollama serve`, and set "
-            "OLLAMA_HOST where it does not listen on 127.0.0.1:11434"
+            "OLLAMA_HOST if it does not listen on 127.0.0.1:11434"
         ) from e
     if status != 200 or "version" not in answer:
-        raise MissingError(
-            f"what answers at {where} is no ollama server (status {status}); set OLLAMA_HOST"
-        )
+        raise MissingError(f"{where} is not an ollama server (status {status}); set OLLAMA_HOST")
     return Ollama(where, str(answer["version"]))

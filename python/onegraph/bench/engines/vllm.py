@@ -41,7 +41,7 @@ def measurement(lines: Iterable[stream.Line]) -> Measurement:
         usage = answer.get("usage") or usage
     if usage is None:
         raise EngineError(
-            f"{NAME}'s answer broke off after {len(parts)} parts, without its usage: the server "
+            f"{NAME}'s answer ended after {len(parts)} parts, without its usage: the server "
             "may have died, see its log"
         )
     return Measurement(
@@ -115,9 +115,7 @@ def find() -> Vllm:
         raise MissingError(f"{e}; run {START}") from e
     models = answer.get("data") or []
     if status != 200 or not models:
-        raise MissingError(
-            f"what answers at {address} lists no models (status {status}); run {START}"
-        )
+        raise MissingError(f"{address} lists no models (status {status}); run {START}")
     try:
         status, told = stream.request_json(address, "GET", "/version", None, NAME)
     except EngineError:

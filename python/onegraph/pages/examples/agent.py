@@ -2,7 +2,7 @@
 
     python agent.py --model ollama:qwen3:4b --folder notes "When is the tea harvest?"
 
-It takes a model that was trained to call tools; `smollm2` was not. Calls go to standard error.
+It needs a model trained to call tools; `smollm2` is not. Calls are printed to standard error.
 """
 
 import argparse
@@ -60,8 +60,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Answers from notes, which a model reads itself.")
     parser.add_argument("question")
     parser.add_argument("--model", required=True, help="a file or a name")
-    parser.add_argument("--folder", type=Path, default=Path(), help="of *.txt files  [this one]")
-    parser.add_argument("--turns", type=int, default=8, help="at most so many  [8]")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(), help="folder of *.txt files  [current]"
+    )
+    parser.add_argument("--turns", type=int, default=8, help="maximum turns  [8]")
     args = parser.parse_args()
     try:
         with onegraph.LLM(args.model, max_batch=1) as llm:

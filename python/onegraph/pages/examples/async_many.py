@@ -1,10 +1,10 @@
-"""Many requests at once with asyncio: whole results, a stream that is left early, a time limit.
+"""Many requests at once with asyncio: whole results, a stream that ends early, a timeout.
 
     python async_many.py
     python async_many.py --seconds 2 "Red is" "Blue is" "Green is"
 
-No thread waits for a request, so a program may have thousands on their way. Those that find no room
-in the batch (`max_batch`) wait for their turn.
+No thread waits for a request, so a program can have thousands in flight. Requests beyond
+`max_batch` wait for their turn.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Many requests at once.")
     parser.add_argument("prompts", nargs="*", default=PROMPTS, metavar="PROMPT")
     parser.add_argument("--model", default="smollm2", help="a file or a name  [smollm2]")
-    parser.add_argument("--seconds", type=float, default=1.0, help="the time limit  [1]")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time limit  [1]")
     args = parser.parse_args()
     try:
         asyncio.run(run(args))

@@ -1,9 +1,9 @@
-"""A chat that streams its answers and remembers what was said.
+"""A chat that streams its answers and remembers the conversation.
 
     python chat.py
     python chat.py --model ollama:qwen2.5:1.5b --system "You answer in rhymes."
 
-Ctrl-C stops an answer; an empty line or Ctrl-D leaves.
+Ctrl-C stops an answer; an empty line or Ctrl-D exits.
 """
 
 import argparse
@@ -43,16 +43,19 @@ def talk(args: argparse.Namespace) -> None:
                 said = answer(llm, messages, sampling)
                 messages.append({"role": "assistant", "content": said})
             except onegraph.ContextError as e:  # it says how much is too much
-                print(f"{e}\nAll is forgotten but the instructions.", file=sys.stderr)
+                print(
+                    f"{e}\nThe conversation was cleared, except for the system message.",
+                    file=sys.stderr,
+                )
                 del messages[bool(args.system) :]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Chats with a model.")
     parser.add_argument("--model", default="smollm2", help="a file or a name  [smollm2]")
-    parser.add_argument("--system", help="instructions that precede the conversation")
-    parser.add_argument("--seed", type=int, help="makes the same answers come again")
-    parser.add_argument("--max-tokens", type=int, help="of an answer  [until it ends]")
+    parser.add_argument("--system", help="system message")
+    parser.add_argument("--seed", type=int, help="makes answers reproducible")
+    parser.add_argument("--max-tokens", type=int, help="maximum tokens of an answer  [no limit]")
     args = parser.parse_args()
     try:
         talk(args)

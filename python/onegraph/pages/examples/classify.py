@@ -1,10 +1,10 @@
-"""Sorts texts into classes by what the model holds probable, and writes none of it.
+"""Classifies texts by the probabilities of the labels, without generating text.
 
     python classify.py "Works as described, very happy with it."
     python classify.py --labels sports,politics,cooking < headlines.txt
 
-One step of the model per text: what counts is how probable each label is as its next token. A small
-model is often wrong, and says so by shares that are close together.
+One step of the model per text: the most probable label as the next token wins. A small model is
+often wrong; close probabilities show it.
 """
 
 import argparse
@@ -48,7 +48,9 @@ def classify(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Sorts texts into classes.")
-    parser.add_argument("texts", nargs="*", metavar="TEXT", help="none: each line of the input")
+    parser.add_argument(
+        "texts", nargs="*", metavar="TEXT", help="texts; by default, each line of standard input"
+    )
     parser.add_argument("--labels", default="positive,negative", help="  [positive,negative]")
     parser.add_argument("--model", default="smollm2", help="a file or a name  [smollm2]")
     args = parser.parse_args()

@@ -1,12 +1,12 @@
-"""Answers a question from text files, and quotes the passages that the answer was made from.
+"""Answers a question from text files, and quotes the passages used.
 
     python rag.py "How long is the warranty?" manual.txt terms.txt
     python rag.py "How long is it covered?" manual.txt \\
         --embedder qwen3-embedding:0.6b
 
 Passages are found by BM25, a count of shared words: rare words count more, long passages less. It
-needs no second model, and finds no passage that says the same in other words. A model that was
-trained for embeddings finds it: with --embedder, passages are ranked by their vectors.
+needs no second model, but misses passages that use other words. An embedding model finds
+them: with --embedder, passages are ranked by their vectors.
 """
 
 import argparse

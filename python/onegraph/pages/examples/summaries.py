@@ -1,9 +1,9 @@
-"""Summarizes text files, all of them together, with a bar.
+"""Summarizes text files in one batch, with a progress bar.
 
     python summaries.py notes.txt letter.txt
     python summaries.py --model hf:user/repo:Q4_K_M --words 50 *.md
 
-Of a long text only the front is read, the first 2,000 tokens.
+Only the first 2,000 tokens of a long text are read.
 """
 
 import argparse
@@ -46,9 +46,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Summarizes text files.")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--model", default="smollm2", help="a file or a name  [smollm2]")
-    parser.add_argument("--words", type=int, default=30, help="words of a summary  [30]")
-    parser.add_argument("--read", type=int, default=2000, help="most tokens of a text  [2000]")
-    parser.add_argument("--quiet", action="store_true", help="draw no bar")
+    parser.add_argument("--words", type=int, default=30, help="words per summary  [30]")
+    parser.add_argument("--read", type=int, default=2000, help="maximum tokens of a text  [2000]")
+    parser.add_argument("--quiet", action="store_true", help="show no progress bar")
     args = parser.parse_args()
     try:
         summarize(args)

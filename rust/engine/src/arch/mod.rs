@@ -251,8 +251,8 @@ pub fn plan(config: &Config) -> Result<Plan> {
     let causal = !plan.looks_ahead();
     if let Some(said) = config.causal.filter(|said| *said != causal) {
         let why = match causal {
-            true => "true: models of this architecture that look ahead are not supported",
-            false => "false: models of this architecture look ahead",
+            true => "true: bidirectional models of this architecture are not supported",
+            false => "false: models of this architecture are bidirectional",
         };
         return Err(Error::Metadata {
             key: format!("{}.attention.causal", config.arch),
@@ -265,7 +265,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
         return Err(Error::Metadata {
             key: format!("{}.final_logit_softcapping", config.arch),
             value: cap.to_string(),
-            expected: "0: caps of logits are not supported in this architecture".into(),
+            expected: "0: logit softcapping is not supported in this architecture".into(),
         });
     }
     let used: HashSet<&str> = plan.weights.iter().map(|w| w.name.as_str()).collect();

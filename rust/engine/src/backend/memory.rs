@@ -1,5 +1,5 @@
-//! The sizes of what a model takes of any device, each stated once: what is foreseen before a load,
-//! what the load takes and what `onegraph info` tells are the same numbers.
+//! The memory that a model takes on any device, each size computed in one place: the estimate before a
+//! load, the load itself and `onegraph info` use the same numbers.
 
 use std::ops::Range;
 

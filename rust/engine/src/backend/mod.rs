@@ -1,6 +1,6 @@
-//! Backends run plans. A backend owns the KV cache, the page table and, a slot for each sequence in
-//! flight, the decode state: position, last token, sampler, limits. The engine above only says
-//! which pages a slot may use, feeds prompts, asks for steps and collects tokens.
+//! Backends run plans. A backend owns the KV cache, the page table and, in a slot per sequence in flight,
+//! the decode state: position, last token, sampler, limits. The engine above only assigns pages to slots,
+//! feeds prompts, requests steps and collects tokens.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -236,7 +236,7 @@ pub trait Runner: Send {
     fn profile(&mut self, _repeats: usize) -> Result<Profile> {
         Err(Error::Device {
             what: "profiling a pass".into(),
-            reason: "this device has no clock of its own".into(),
+            reason: "this device has no clock".into(),
             remedy: "use device=\"cuda\" on a machine with an NVIDIA card".into(),
         })
     }

@@ -1,4 +1,4 @@
-//! Parts of prompts (chunked prefill), and how passes take them.
+//! Chunks of prompts (chunked prefill), and how passes include them.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! What of a sequence can be taken out of a backend and put back: pages of keys and values, and
+//! The parts of a sequence that can be copied out of a backend and back: pages of keys and values, and
 //! states.
 
 use super::{Kind, Prefaulted};

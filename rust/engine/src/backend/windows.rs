@@ -1,5 +1,5 @@
-//! Layers that see a window of their sequence, where others see all of it: they have a pool of pages
-//! and a table of their own, in which a sequence has the pages of its window alone.
+//! Sliding-window layers in models whose other layers see everything: they have their own pool of pages
+//! and page table, in which a sequence has only the pages of its window.
 
 use super::{pages_of, pool_pages, PAGE_TOKENS, ROUND_ROWS};
 use crate::plan::Plan;

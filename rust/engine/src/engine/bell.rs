@@ -1,5 +1,5 @@
-//! How those learn of news who wait elsewhere than at their tickets, as the tasks of an event loop do:
-//! one call for all that one step gave them.
+//! Notifies waiters other than tickets, such as the tasks of an event loop: one call for everything that
+//! a step gave them.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -82,8 +82,8 @@ impl Engine {
             name,
             value: format!("{n} tokens"),
             reason:
-                "the model is an encoder, which sees a whole text at once and goes on from none; \
-                     embed makes vectors of texts with it"
+                "the model is an encoder, which cannot generate text; use embed for vectors of \
+                 texts"
                     .into(),
         })
     }
@@ -101,8 +101,8 @@ impl Engine {
                     format!("the context holds {n_ctx}; shorten them or load with a larger n_ctx")
                 }
                 false => format!(
-                    "the context holds {n_ctx}; shorten them: the model was trained for {} tokens, \
-                     and no n_ctx holds more",
+                    "the context holds {n_ctx}; shorten them: the model was trained for {} \
+                     tokens, the largest possible n_ctx",
                     self.loaded.n_ctx_train
                 ),
             },
@@ -115,7 +115,7 @@ impl Engine {
             return Err(Error::Argument {
                 name,
                 value: "no token".into(),
-                reason: "the model goes on from at least one token; give some text".into(),
+                reason: "the model needs at least one token; give some text".into(),
             });
         }
         match tokens.iter().find(|t| **t as usize >= n_vocab) {
@@ -123,7 +123,7 @@ impl Engine {
             Some(token) => Err(Error::Argument {
                 name,
                 value: format!("token {token}"),
-                reason: format!("the vocabulary has {n_vocab} tokens, from 0"),
+                reason: format!("the vocabulary has {n_vocab} tokens, with ids from 0"),
             }),
         }
     }

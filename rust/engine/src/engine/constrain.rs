@@ -1,5 +1,5 @@
-//! Constrained sequences of an engine: what their next draws may choose among, and which tokens are sure
-//! to come.
+//! Constrained sequences of an engine: which tokens the next draws may choose, and which tokens are
+//! forced.
 
 use rayon::prelude::*;
 

@@ -96,7 +96,7 @@ fn resolve_on(name: &str, look: impl FnOnce() -> Nvidia) -> Result<Device> {
             Err(Error::Argument {
                 name: "device",
                 value: format!("{name:?}"),
-                reason: "must be auto, cpu, cuda or cuda:N with the number of a card".into(),
+                reason: "must be auto, cpu, cuda or cuda:N, N a card number".into(),
             })
         }
     }
@@ -109,8 +109,8 @@ pub fn no_card() -> &'static str {
 
 fn why_none(nvidia: Nvidia) -> &'static str {
     if nvidia.library {
-        "the NVIDIA driver's library (libcuda.so.1) is there, but no card (/dev/nvidia0): \
-         a container has to be given it, such as by docker run --gpus all"
+        "the NVIDIA driver's library (libcuda.so.1) exists, but no card (/dev/nvidia0): give a \
+         container access, as with docker run --gpus all"
     } else {
         "no NVIDIA driver found: neither a card (/dev/nvidia0) nor its library (libcuda.so.1)"
     }
@@ -123,7 +123,7 @@ fn cuda(name: &str, number: usize, nvidia: Nvidia) -> Result<Device> {
         Nvidia { library: true, .. } => return Ok(Device::Cuda(number)),
         Nvidia { card: false, .. } => why_none(nvidia),
         Nvidia { card: true, .. } => {
-            "an NVIDIA card is there, but not the driver's library (libcuda.so.1)"
+            "there is an NVIDIA card, but not the driver's library (libcuda.so.1)"
         }
     };
     Err(Error::Device {
@@ -176,7 +176,7 @@ mod tests {
             })
         };
         assert!(none(false).starts_with("no NVIDIA driver found"));
-        assert!(none(true).contains("but no card (/dev/nvidia0): a container"));
+        assert!(none(true).contains("but no card (/dev/nvidia0): give a container"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! The thread that owns a backend: it shows the scheduler what there is, carries out the steps that it
-//! answers with, and sends out what is drawn. Requests meet only here, and what goes wrong with one of them
-//! ends that one alone.
+//! The thread that owns a backend: it shows the scheduler the current state, executes the steps that it
+//! returns, and sends out the drawn tokens. Requests meet only here, and an error of one of them ends
+//! only that one.
 
 mod active;
 mod passes;
@@ -666,9 +666,7 @@ fn span(job: &Job) -> Span {
 /// What sequences are told that wait for others of which there is no room.
 fn gang_error(waiting: usize) -> Error {
     Error::Memory {
-        need: format!(
-            "the pages of the cache hold {waiting} of the sequences that are to begin together"
-        ),
-        remedy: "ask for fewer, or for fewer tokens of each".into(),
+        need: format!("the cache has pages for {waiting} of the sequences that start together"),
+        remedy: "use fewer, or fewer tokens for each".into(),
     }
 }

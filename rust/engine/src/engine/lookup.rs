@@ -1,9 +1,9 @@
-//! Drafts from a sequence's own text: where its last tokens stood before, what followed them there may
-//! follow them again, as it does in edited code, quoted text and lists. Nothing depends on a draft but the
-//! time: a step verifies it.
+//! Drafts from a sequence's own text: what followed an earlier occurrence of its last tokens is likely to
+//! follow them again, as in edited code, quoted text and lists. A draft affects only the time: a step
+//! verifies it.
 //!
-//! An index has for each run of tokens where it last ended, a lookup and two entries a token; it never has
-//! more entries than the context has tokens, twice.
+//! An index maps each run of tokens to where it last ended, and costs a lookup and two entries per token;
+//! it never has more than twice as many entries as the context has tokens.
 
 use std::collections::HashMap;
 use std::hash::Hash;

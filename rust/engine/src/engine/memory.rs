@@ -142,14 +142,14 @@ pub fn check(plan: &Plan, needs: &Needs, options: &RunnerOptions, room: &Room) -
     );
     let need = if let Some(available) = short(working, room.available) {
         format!(
-            "needs {} ({parts}), {} available",
+            "needs {} ({parts}), but {} are available",
             gib(working),
             gib(available)
         )
     } else if let Some(left) = short(all, room.addresses) {
         format!(
-            "needs {} (keys and values {}, {parts}), and the limits on this process (ulimit -v, \
-             ulimit -d) leave it {}",
+            "needs {} (keys and values {}, {parts}), but the limits on this process (ulimit -v, \
+             ulimit -d) allow {}",
             gib(all),
             gib(needs.kv),
             gib(left)
@@ -159,7 +159,7 @@ pub fn check(plan: &Plan, needs: &Needs, options: &RunnerOptions, room: &Room) -
     };
     Err(Error::Memory {
         need,
-        remedy: "use a smaller n_ctx, max_batch or number of threads, or make room".into(),
+        remedy: "use a smaller n_ctx, max_batch or number of threads, or free some memory".into(),
     })
 }
 
@@ -176,7 +176,7 @@ fn check_kv(needs: &Needs, options: &RunnerOptions, room: &Room) -> Result<()> {
         let tokens = |pages: u64| pages.saturating_mul(PAGE_TOKENS as u64);
         return Err(Error::Memory {
             need: format!(
-                "keys and values of {} tokens need {}, this machine has {}",
+                "keys and values of {} tokens need {}, but this machine has {}",
                 tokens(options.n_pages as u64 - 1),
                 gib(needs.kv),
                 gib(total)
@@ -198,7 +198,8 @@ fn check_kv(needs: &Needs, options: &RunnerOptions, room: &Room) -> Result<()> {
     }
     Err(Error::Memory {
         need: format!(
-            "keys and values of {max_batch} sequences of {n_ctx} tokens need {}, this machine has {}",
+            "keys and values of {max_batch} sequences of {n_ctx} tokens need {}, but this \
+             machine has {}",
             gib(needs.kv),
             gib(total)
         ),

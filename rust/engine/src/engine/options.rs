@@ -187,13 +187,14 @@ impl Options {
                 name: "kv_tokens",
                 value: self.kv_tokens.unwrap_or_default().to_string(),
                 reason: format!(
-                    "one sequence may have n_ctx = {n} tokens; use at least that, or a smaller n_ctx"
+                    "must be at least n_ctx = {n}, so that one sequence fits; use more, or a \
+                     smaller n_ctx"
                 ),
             }),
             Some(n) if n > trained && n >= 2 => Err(Error::Argument {
                 name: "n_ctx",
                 value: n.to_string(),
-                reason: format!("the model was trained for {trained} tokens; use at most that"),
+                reason: format!("the model was trained for {trained} tokens, the maximum"),
             }),
             Some(n) => in_range("n_ctx", n, 2, trained.max(2)),
         }

@@ -1,9 +1,10 @@
 //! The scheduling policy: priority with aging, and how long a pass may take.
 //!
-//! One rule orders the queue and the prompts that are fed: the one due first goes first. A request is due
-//! when it came, or had its last turn, and [`PRIORITY_STEP`] earlier for each step of its priority.
-//! So a higher priority goes first, within one it is first come, first served (of prompts: in turns),
-//! and none waits for ever: what comes more than that much later is due later, whatever its priority.
+//! One rule orders the queue and the prompts in progress: the one due first goes first. A request is due
+//! when it arrived, or had its last turn, and [`PRIORITY_STEP`] earlier for each step of its priority. So
+//! a higher priority goes first, equal priorities are first come, first served (prompts take turns), and
+//! none waits forever: a request that arrives later by more than its advantage is due later, whatever its
+//! priority.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,7 @@ pub fn check_priority(priority: i32) -> Result<()> {
         name: "priority",
         value: priority.to_string(),
         reason: format!(
-            "must be from -{MAX_PRIORITY} to {MAX_PRIORITY}; 0 is what others have, higher goes first"
+            "must be from -{MAX_PRIORITY} to {MAX_PRIORITY}; 0 is the default, higher goes first"
         ),
     })
 }

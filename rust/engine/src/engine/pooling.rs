@@ -59,7 +59,7 @@ impl Pooling {
             Some(PoolingType::Cls) => Self::Cls.of_model(looks_ahead),
             Some(PoolingType::Rank) => Err(not_made(
                 PoolingType::Rank,
-                "the model's file is a reranker's: rank gives its scores of documents for a query",
+                "the model is a reranker: use rank to score documents for a query",
             )),
         }
     }
@@ -80,7 +80,7 @@ impl Pooling {
         match self {
             Self::Cls if !looks_ahead => Err(not_made(
                 PoolingType::Cls,
-                "it is the state of the first token, which has seen no other in this model",
+                "in this model, the first token sees no other",
             )),
             _ => Ok(self),
         }
@@ -101,7 +101,7 @@ fn not_made(said: PoolingType, why: &str) -> Error {
         name: "pooling",
         value: said.name().into(),
         reason: format!(
-            "{why}; pooling=\"last\" or \"mean\" makes vectors that the model was not trained for"
+            "{why}; pooling=\"last\" or \"mean\" works, but the model was not trained for it"
         ),
     }
 }

@@ -1,4 +1,5 @@
-//! Prefixes beyond the device's pages: where they are kept, and how one goes to a file and comes back.
+//! Cached prefixes outside of the device's pages: where they are stored, and how one is saved to a file
+//! and loaded.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
@@ -126,7 +127,7 @@ impl PrefixKeeping {
         let sizes = self.sizes.get().filter(|sizes| sizes.shares);
         let sizes = sizes.ok_or_else(|| {
             refused(
-                "the model as loaded keeps no prefixes".into(),
+                "the model was loaded without a prefix cache".into(),
                 "load it with prefix_cache=True",
             )
         })?;
@@ -138,7 +139,7 @@ impl PrefixKeeping {
                 opened.check_unchanged()?;
                 if opened.stamp() != self.stamp {
                     return Err(refused(
-                        format!("the model's file {} was changed since", model.display()),
+                        format!("the model file {} has changed since", model.display()),
                         "load the model again",
                     ));
                 }
@@ -173,7 +174,7 @@ impl Saving {
             action: SAVE,
             path: self.path.display().to_string(),
             reason: e.to_string(),
-            remedy: "name a file in a folder that can be written to and has room".into(),
+            remedy: "use a writable folder with enough space".into(),
         })?;
         Ok(Some(content.tokens.len()))
     }

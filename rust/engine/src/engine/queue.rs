@@ -1,5 +1,5 @@
-//! The queue between an engine's callers and its thread: jobs that wait, those that are due first in
-//! front, and how either side learns that the other has ended.
+//! The queue between an engine's callers and its thread: waiting jobs, those due first in front, and how
+//! each side learns that the other has ended.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;

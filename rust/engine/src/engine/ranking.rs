@@ -1,10 +1,11 @@
-//! Scores of documents for a query: the head of a reranker, of the hidden state that has seen both.
+//! Scores of documents for a query: the head of a reranker, applied to the hidden state that has seen
+//! both.
 //!
-//! The head is small and its sums have a stated order, so that a score has the same bits alone and among
-//! others, and on every device: of each row from the bias, or +0, `w x` in the order of the columns, all
-//! of it in float64. `cls` comes first, where there is one, and `tanh` of it; then `cls.output`. Of one
-//! number the score is `1 / (1 + exp(-s))`, of two the share of the first in their softmax. At the end it
-//! is rounded to float32, once.
+//! The head is small and the order of its sums is defined, so that a score has the same bits alone and
+//! among others, and on every device: for each row, starting from the bias or +0, `w x` in column order,
+//! all in float64. If there is a `cls`, it comes first, followed by `tanh`; then `cls.output`. For one
+//! number the score is `1 / (1 + exp(-s))`, for two the softmax share of the first. It is rounded to
+//! float32 once, at the end.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -132,10 +133,7 @@ impl Head {
             return Err(Error::Metadata {
                 key: format!("{}.pooling_type", config.arch),
                 value: "4 (rank)".into(),
-                expected: format!(
-                    "0 to 3: rerankers with {n} token types, of which documents have the second, are \
-                     not supported"
-                ),
+                expected: format!("0 to 3: rerankers with {n} token types are not supported"),
             });
         }
         let inner = Layer::read(config, model, "cls", config.n_embd)?;
@@ -149,7 +147,7 @@ impl Head {
                 name: "cls.output.weight".into(),
                 found: "other rows".into(),
                 expected: "1 row, a reranker's score, or 2, of yes and of no".into(),
-                remedy: "use a model that was converted as a reranker".into(),
+                remedy: "use a model converted as a reranker".into(),
             });
         };
         Ok(Some(Arc::new(Self {
@@ -242,7 +240,7 @@ pub fn no_reranker() -> Error {
     Error::Argument {
         name: "pooling",
         value: "rank".into(),
-        reason: "the model is no reranker: its file has no head for scores".into(),
+        reason: "the model is not a reranker: its file has no scoring head".into(),
     }
 }
 

@@ -78,11 +78,11 @@ impl Request {
             return bad("stop_token_ids", format!("{} tokens", stops.len()), reason);
         }
         if let Some(token) = stops.iter().find(|t| **t as usize >= n_vocab) {
-            let reason = format!("the vocabulary has {n_vocab} tokens, from 0");
+            let reason = format!("the vocabulary has {n_vocab} tokens, with ids from 0");
             return bad("stop_token_ids", format!("token {token}"), reason);
         }
         if self.prompt_lookup > MOST_DRAFTED {
-            let reason = format!("must be from 0 to {MOST_DRAFTED}; 0 drafts nothing");
+            let reason = format!("must be from 0 to {MOST_DRAFTED}; 0 turns drafting off");
             return bad(
                 "prompt_lookup_num_tokens",
                 self.prompt_lookup.to_string(),
@@ -90,7 +90,7 @@ impl Request {
             );
         }
         if self.ignore_eos && self.constraint.is_some() {
-            let reason = "a schema, regex, grammar or choice says where the text ends";
+            let reason = "cannot be combined with a schema, regex, grammar or choice";
             return bad("ignore_eos", "true".into(), reason.into());
         }
         if self.max_tokens == 0 {

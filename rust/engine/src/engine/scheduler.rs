@@ -1,11 +1,13 @@
-//! What is done next: a pure function of the state of an engine to a [`Step`], which is data. It knows no
-//! backend, thread or clock; an executor shows it the [`State`], carries the step out and asks again.
+//! Decides what to do next: a pure function from the state of an engine to a [`Step`], which is data. It
+//! knows no backend, thread or clock; an executor shows it the [`State`], carries out the step and asks
+//! again.
 //!
-//! One line orders all: who is due first ([`policy`]) is admitted first, gets pages first and is preempted
-//! last. Where a sequence lacks a page for its next step, the last one in line is preempted: it keeps its
-//! slot, with its states and how far it has come, and its pages are swapped out to the host's memory one by
-//! one as others need the room. Nobody is preempted for a sequence behind it, and nobody behind it is
-//! admitted before it was swapped in. So the first in line always goes on, and each is it once.
+//! All requests are in one line: the one due first ([`policy`]) is admitted first, gets pages first and
+//! is preempted last. If a sequence lacks a page for its next step, the last in line is preempted: it
+//! keeps its slot, its states and its position, and its pages are swapped out to host memory one by one
+//! as others need the room. No sequence is preempted for one behind it, and none behind it is admitted
+//! before it is swapped back in. So the first in line always progresses, and each sequence eventually is
+//! first.
 //!
 //! [`policy`]: super::policy
 

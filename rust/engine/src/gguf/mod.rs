@@ -225,7 +225,7 @@ impl Gguf {
                 ));
             };
             if offset.checked_rem(alignment) != Some(0) {
-                let value = format!("{relative}, no multiple of the alignment {alignment}");
+                let value = format!("{relative}, not a multiple of the alignment {alignment}");
                 return Err(invalid(field(), value, DAMAGED));
             }
             if !names.insert(info.name.as_str()) {
@@ -241,11 +241,11 @@ impl Gguf {
                 return Err(invalid(
                     format!("tensor {}: offset", shown(name)),
                     format!(
-                        "{}; the tensors before it end at {}",
+                        "{}, but the tensors before it end at {}",
                         offset.saturating_sub(start),
                         expected.saturating_sub(start)
                     ),
-                    "tensors lie one after the other, neither overlapping nor apart; the file is \
+                    "tensors must follow each other without gaps or overlaps; the file is \
                      damaged: fetch it again",
                 ));
             }

@@ -236,7 +236,7 @@ impl<'a> Reader<'a> {
     }
 
     fn arrays(&mut self, key: &str, depth: usize) -> Result<Vec<Array>> {
-        const HOSTILE: &str = "no model needs that; the file is damaged or hostile";
+        const HOSTILE: &str = "no model needs this; the file is damaged or hostile";
         if depth >= MAX_ARRAY_DEPTH {
             let value = format!("an array nested more than {MAX_ARRAY_DEPTH} deep");
             return Err(invalid(key, value, HOSTILE));

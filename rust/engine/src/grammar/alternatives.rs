@@ -1,5 +1,5 @@
-//! What a value may be that fits some schemas: references and `allOf` are followed, and `anyOf` is a
-//! choice. A chain of references is counted.
+//! The alternatives of a value under several schemas: references and `allOf` are followed, and `anyOf` is
+//! a choice. Chains of references are limited.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -145,7 +145,7 @@ impl<'a> Schemas<'a> {
                 continue;
             };
             if one && !are_apart(self, each, &partial.leaves)? {
-                return Err("oneOf where more than one may fit".into());
+                return Err("oneOf with alternatives that can match together".into());
             }
             for value in each.iter().rev() {
                 let mut next = partial.clone();

@@ -1,5 +1,5 @@
-//! The whole of an answer to a conversation under a constraint: reasoning first, where the model does
-//! that, then what the constraint is of, a text or calls of tools in the format that the model writes.
+//! The grammar of a whole answer under a constraint: reasoning first, if the model reasons, then the
+//! constrained text or tool calls in the model's format.
 
 use super::lark::{joined, literal, regex_of, terminal_of, Lines, Term, Terms, ANY};
 use super::{json, keys, notation, on_a_stack, Constraint, MAX_BYTES};
@@ -151,7 +151,8 @@ fn unheld(format: Option<&'static Format>) -> Error {
         name: "tool_choice",
         value: format.map_or("none", |format| format.name).into(),
         reason:
-            "calls in this format cannot be held to a schema; use tool_choice=\"auto\", and check \
+            "calls in this format cannot be constrained to a schema; use tool_choice=\"auto\", \
+             and check \
                  arguments before they are used"
                 .into(),
     }
@@ -301,7 +302,7 @@ impl Rules<'_> {
             return Err(Error::Argument {
                 name: "tools",
                 value: format!("parameters of {bytes} bytes"),
-                reason: format!("at most {MAX_BYTES} can be held; offer fewer, or smaller ones"),
+                reason: format!("the limit is {MAX_BYTES}; offer fewer, or smaller ones"),
             });
         }
         for tool in tools {
@@ -396,8 +397,7 @@ impl Rules<'_> {
         // Other letters are in no name that a reader of Python takes.
         let plain = |c: char| c.is_alphanumeric() || "_-.:".contains(c);
         if format.spelling == Spelling::Python && !tool.name.chars().all(plain) {
-            let reason =
-                "models of this format call tools by names of letters, digits and _-.: alone";
+            let reason = "in this format, tool names may only have letters, digits and _-.:";
             return Err(refused(reason.into()));
         }
         let quote = self.special(QUOTE);

@@ -1,6 +1,6 @@
-//! Numbers between bounds, as regular expressions. A bound is the decimal that it is written as, of any
-//! length. A number with a point has so few digits that a double tells it apart from all others of as
-//! few, so a reader that compares it with a bound decides as the digits do; one without is exact.
+//! Numbers between bounds, as regular expressions. A bound is a decimal of any length, as written. A
+//! decimal number has so few digits that its double differs from that of any other such number, so a
+//! reader that compares doubles with a bound decides as the digits do; an integer is exact.
 
 use std::cmp::Ordering;
 
@@ -169,7 +169,7 @@ impl Factor {
         }
         // Of 0.1 the double 0.3 is no multiple, though the decimal is.
         Err(format!(
-            "multipleOf {factor} (a whole number up to 999999999 can be, and 0.5, 0.25 and so on)"
+            "multipleOf {factor} (supported: integers up to 999999999, and 0.5, 0.25 and so on)"
         ))
     }
 }
@@ -327,7 +327,7 @@ fn number_of(
     }
     if digits > LONGEST {
         return Err(format!(
-            "a bound of {digits} digits (up to {LONGEST} can be)"
+            "a bound of {digits} digits (the limit is {LONGEST})"
         ));
     }
     let whole = format!("-?(0|[1-9][0-9]{{0,{}}})", digits.saturating_sub(1));

@@ -1,5 +1,4 @@
-//! Reasoning that is closed at a budget of tokens: where it has as many and has not ended, the tokens of
-//! its closing marker are all that may come.
+//! Reasoning with a token budget: when it is spent, only the tokens of the closing marker are allowed.
 
 use std::sync::Arc;
 

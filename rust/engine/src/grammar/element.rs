@@ -1,5 +1,5 @@
-//! Elements of XML that are arguments of a call: their reader goes by what a text looks like, where the
-//! schema does not say what it is.
+//! XML elements that are arguments of a call: where the schema does not fix a type, their reader infers
+//! it from the text.
 
 use serde_json::Value;
 

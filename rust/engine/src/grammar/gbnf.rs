@@ -1,9 +1,9 @@
 //! llama.cpp's GBNF as a grammar of llguidance.
 //!
-//! GBNF describes characters; a lexer that takes the longest match describes words, and would refuse
-//! texts that GBNF allows wherever one word begins another. So the grammar that comes out has terminals
-//! of one character each, of which none begins another, and is exact. A grammar without recursion
-//! becomes one regular expression, which is exact too and faster.
+//! GBNF describes characters; a longest-match lexer describes words, and would reject texts that GBNF
+//! allows wherever one word is a prefix of another. So the resulting grammar has terminals of one
+//! character each, none a prefix of another, and is exact. A grammar without recursion becomes one
+//! regular expression, which is exact too and faster.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -192,7 +192,7 @@ impl<'a> Reader<'a> {
         }
         let defined = |(name, part): (String, Option<Part>)| match part {
             Some(part) => Ok((name, part)),
-            None => Err(format!("GBNF: the rule {name} is used and not defined")),
+            None => Err(format!("GBNF: the rule {name} is used but not defined")),
         };
         reader.rules.into_iter().map(defined).collect()
     }
@@ -281,9 +281,7 @@ impl<'a> Reader<'a> {
 
     fn either(&mut self, depth: usize) -> Result<Part, String> {
         if depth > DEEPEST {
-            return Err(format!(
-                "GBNF: more than {DEEPEST} parentheses within each other"
-            ));
+            return Err(format!("GBNF: more than {DEEPEST} nested parentheses"));
         }
         let mut parts = vec![self.sequence(depth)?];
         loop {
@@ -378,7 +376,7 @@ impl<'a> Reader<'a> {
             ranges.push((from, to));
         }
         match (but, ranges.is_empty()) {
-            (false, true) => Err(self.wrong("a class without a character fits nothing")),
+            (false, true) => Err(self.wrong("a class without characters matches nothing")),
             _ => Ok(Part::Class { but, ranges }.or_any()),
         }
     }
@@ -427,7 +425,7 @@ impl<'a> Reader<'a> {
                     }
                     let from = from.unwrap_or(0);
                     if to.is_some_and(|to| to < from) {
-                        return Err(self.wrong("a number of times is below the one before"));
+                        return Err(self.wrong("the maximum is below the minimum"));
                     }
                     (from, to)
                 }
@@ -440,7 +438,7 @@ impl<'a> Reader<'a> {
                 to,
             };
         }
-        Err(self.wrong(&format!("a part is repeated at most {DEEPEST} times over")))
+        Err(self.wrong(&format!("at most {DEEPEST} nested repetitions are allowed")))
     }
 
     fn number(&mut self) -> Result<Option<u32>, String> {

@@ -1,4 +1,4 @@
-//! JSON as it is given: read so that no number is another than the one that is written.
+//! Reads JSON without changing any number from how it is written.
 
 use serde_json::Value;
 
@@ -16,10 +16,10 @@ const DEEPEST: usize = 120;
 pub fn read(text: &str) -> Result<Value, String> {
     check(text)?;
     let schema: Value = serde_json::from_str(text)
-        .map_err(|e| format!("is not JSON: {e}; give the schema itself, not a file's name"))?;
+        .map_err(|e| format!("is not JSON: {e}; pass the schema itself, not a file name"))?;
     match schema {
         Value::Object(_) | Value::Bool(_) => Ok(schema),
-        _ => Err("a JSON schema is an object".into()),
+        _ => Err("a JSON schema must be an object".into()),
     }
 }
 
@@ -38,7 +38,10 @@ fn check(text: &str) -> Result<(), String> {
                 let whole = !number.contains(['.', 'e', 'E']);
                 if number.len() > 18 && whole && number.parse::<u64>().is_err() {
                     number.parse::<i64>().map_err(|_| {
-                        format!("the integer {number} has more than 64 bits, which cannot be held")
+                        format!(
+                            "the integer {number} has more than 64 bits, which is not \
+                                 supported"
+                        )
                     })?;
                 }
                 number.clear();
@@ -92,6 +95,6 @@ mod tests {
         assert!(read(&nested(100_000))
             .unwrap_err()
             .contains("deeper than 120"));
-        assert_eq!(read("[]").unwrap_err(), "a JSON schema is an object");
+        assert_eq!(read("[]").unwrap_err(), "a JSON schema must be an object");
     }
 }

@@ -1,5 +1,5 @@
-//! Whether a value fits a schema, for the constants of one beside what another says; and whether it is
-//! certain that no value fits two.
+//! Decides whether a value matches a schema, for constants combined with other keywords; and whether two
+//! schemas are certain to share no value.
 
 use std::cmp::Ordering;
 

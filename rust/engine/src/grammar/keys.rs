@@ -1,5 +1,5 @@
-//! Keys of the objects that are open in a text: a grammar knows the names that a schema has, and of all
-//! others only the text that was written does. A key is what it is read as, however it is escaped.
+//! Keys of open objects: the grammar knows the names in a schema; all others are known only from the text
+//! written so far. Keys are compared after unescaping.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;

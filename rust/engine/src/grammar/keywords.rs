@@ -1,4 +1,4 @@
-//! What one schema says: its types, the values that it lists, counts, items and members.
+//! The keywords of one schema: types, enumerated values, counts, items and members.
 
 use std::sync::LazyLock;
 

@@ -99,8 +99,8 @@ pub(super) fn check_repeated(pattern: &str) -> Result<(), String> {
                 last = last.saturating_mul(count.max(1));
                 if within && last > MOST_REPEATED {
                     return Err(format!(
-                        "has repetitions within one another that repeat a part {last} times; up to \
-                         {MOST_REPEATED} can be"
+                        "has nested repetitions that repeat a part {last} times; the limit is \
+                         {MOST_REPEATED}"
                     ));
                 }
             }

@@ -1,5 +1,5 @@
-//! Grammars in Lark as they are given, before anything that recurses reads them: how long a chain their
-//! rules make, whether any text ends, and what `%json` stands for.
+//! Checks Lark grammars before any recursive code reads them: the length of chains of rules, whether any
+//! text ends, and what `%json` stands for.
 
 use std::collections::HashMap;
 
@@ -235,7 +235,7 @@ pub fn check_terms(text: &str) -> Result<(), String> {
     check_repeated(&whole)?;
     if together > MOST_TERMS {
         return Err(format!(
-            "has {together} of `&`: up to {MOST_TERMS} can be, for each makes all the others longer"
+            "has {together} of `&`: the limit is {MOST_TERMS}, since each multiplies the size"
         ));
     }
     Ok(())
@@ -256,7 +256,7 @@ pub fn check(text: &str) -> Result<(), String> {
                 depth = depth.saturating_add(1);
                 if depth > LONGEST {
                     return Err(format!(
-                        "has more than {LONGEST} parentheses within each other; name parts of it"
+                        "has more than {LONGEST} nested parentheses; name parts of it"
                     ));
                 }
             }
@@ -276,9 +276,7 @@ pub fn check(text: &str) -> Result<(), String> {
         scope.take(token);
         if token == Token::Lark {
             if scopes.len() > LONGEST {
-                return Err(format!(
-                    "has more than {LONGEST} grammars within each other"
-                ));
+                return Err(format!("has more than {LONGEST} nested grammars"));
             }
             scopes.push(Scope {
                 depth: std::mem::take(&mut depth),
@@ -379,8 +377,7 @@ impl<'a> Scope<'a> {
     fn ended(ends: bool) -> Result<(), String> {
         match ends {
             false => Err(
-                "allows nothing: each of its texts would need another within it, \
-                                without an end; give a rule an alternative that ends"
+                "allows nothing: it recurses without end; give a rule an alternative that ends"
                     .into(),
             ),
             true => Ok(()),
@@ -408,8 +405,8 @@ impl<'a> Scope<'a> {
                 }
                 if path.len() > LONGEST {
                     return Err(format!(
-                        "is a chain of more than {LONGEST} rules or parts, each of which leads to \
-                         the next; say the same in fewer steps"
+                        "is a chain of more than {LONGEST} rules or parts, each leading to the \
+                         next; shorten it"
                     ));
                 }
             }

@@ -1,9 +1,9 @@
 //! Members of objects as rules.
 //!
-//! Where others may stand beside those that have names, a rule has a number that says which names are
-//! there already, a bit each, so that they come in any order and each once. A name is the text that it is
-//! read as, however it is escaped. Where a name is there already no other begins with it: a model that
-//! writes it again is not driven into one that nobody meant.
+//! If undeclared members are allowed, a rule has a number that says which declared names are already
+//! there, one bit each, so that they come in any order and each once. Names are compared after
+//! unescaping. No undeclared key begins with a name already present: a model that starts to repeat a name
+//! is not driven into one that nobody meant.
 
 use super::alternatives::LARGE;
 use super::json::SPACE;
@@ -284,7 +284,7 @@ impl<'a> Notation<'_, 'a> {
         }
         if width > 16 || required > bits {
             return Err(format!(
-                "more than {bits} members that are required of an open object"
+                "more than {bits} required members of an open object"
             ));
         }
         // Of names that are more than the bits, the last may come again as far as the rules say.

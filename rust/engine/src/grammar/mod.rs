@@ -1,6 +1,5 @@
-//! What a text has to look like, and which tokens may come next so that it can: a thin layer over
-//! `llguidance`, which keeps a lexer of regular expressions and an Earley parser, and walks the
-//! vocabulary as a trie.
+//! Constrained decoding: which tokens may come next under a grammar. A thin layer over `llguidance`, which
+//! has a lexer of regular expressions and an Earley parser, and walks the vocabulary as a trie.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 #![deny(clippy::arithmetic_side_effects, clippy::panic)]
 
@@ -86,7 +85,7 @@ impl Constraint {
             Self::Regex(text) => ("regex", cut(text)),
             Self::Grammar(text) => ("grammar", cut(text)),
             Self::Choice(texts) => ("choice", format!("{} texts", texts.len())),
-            Self::Answer(text) => ("tools", format!("a form of {} bytes", text.len())),
+            Self::Answer(text) => ("tools", format!("{} bytes", text.len())),
         }
     }
 
@@ -417,7 +416,7 @@ fn compiled(factory: &ParserFactory, constraint: &Constraint) -> Result<Matcher>
         .map(|mask| mask.is_zero());
     match nothing {
         Ok(false) => Ok(matcher),
-        Ok(true) => Err(constraint.refused("allows nothing: no text is of it")),
+        Ok(true) => Err(constraint.refused("allows nothing: no text matches it")),
         Err(e) => Err(constraint.refused(said(&e.to_string()))),
     }
 }

@@ -1,7 +1,6 @@
-//! JSON schemas as rules: the values of each node of a [`Graph`] as a [`Spelling`] writes them, JSON or
-//! the arguments of a call that are no JSON. What the rules allow is read as a value that is valid; what
-//! cannot be held is refused by its keyword, so a schema is never held in part. Values that are hard to
-//! spell may be left out.
+//! JSON schemas as rules: the values of each node of a [`Graph`] as a [`Spelling`] writes them, in JSON
+//! or in a call format without JSON. Whatever the rules allow is a valid value; an unsupported keyword is
+//! refused by name, so a schema is never enforced in part. Values that are hard to spell may be left out.
 
 use std::fmt::Display;
 use std::rc::Rc;
@@ -43,7 +42,7 @@ const BARE: &str = r#"[^"\\\x00-\x1F\x7F]"#;
 const ESCAPED: &str = r#"\\["\\bfnrt]"#;
 
 /// Why a schema is refused.
-const NOTHING: &str = "what nothing fits, or nothing that can be written,";
+const NOTHING: &str = "something that nothing matches";
 
 /// A part of a constant.
 enum Part {
@@ -102,9 +101,9 @@ pub(super) fn arguments(
         name: "tools",
         value: tool.into(),
         reason: format!(
-            "{what} cannot be held in the format of this model; leave it out of the schema of its \
-             arguments, or use tool_choice=\"auto\" without \"strict\" and check arguments before \
-             they are used"
+            "{what} is not supported in the call format of this model; leave it out of the \
+             schema of its arguments, or use tool_choice=\"auto\" without \"strict\" and \
+             validate the arguments yourself"
         ),
     };
     let json = spelling == Spelling::Json;
@@ -152,7 +151,7 @@ pub(super) fn value(
         (false, alone),
     );
     let refused =
-        |what: &str| format!("{what} cannot be held; leave it out or express it differently");
+        |what: &str| format!("{what} is not supported; leave it out or express it differently");
     match found.map_err(|what| refused(&what))? {
         Some(found) => Ok(found),
         None => Err(refused(NOTHING)),

@@ -1,7 +1,7 @@
-//! JSON schemas taken apart: what a schema allows is a node of a graph, and a node the shapes of its
-//! values. What schemas say of one value together (`allOf`, what a reference leads to, keywords beside
-//! them) is merged, and what is one of several (`anyOf`) is a shape each. Nothing here recurses: a chain
-//! of references is counted, and a schema that leads to itself is a node that has itself below.
+//! JSON schemas as a graph: what a schema allows is a node, with the shapes of its values. Schemas that
+//! apply to one value together (`allOf`, the target of a reference, keywords next to them) are merged;
+//! each alternative (`anyOf`) is a shape. Nothing here recurses: chains of references are limited, and a
+//! recursive schema is a node that contains itself.
 
 use std::collections::{HashMap, HashSet};
 

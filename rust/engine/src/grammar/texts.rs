@@ -98,7 +98,7 @@ impl Asked {
         if terms.len() > MOST_TERMS {
             let together = terms.len();
             return Err(format!(
-                "{together} patterns of one text (up to {MOST_TERMS} can be)"
+                "{together} patterns for one text (the limit is {MOST_TERMS})"
             ));
         }
         Ok(Some(Self {

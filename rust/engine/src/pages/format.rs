@@ -1,7 +1,7 @@
-//! How pages and states lie in a file: a head of fixed length, tokens, pages, state, and a checksum
-//! over all of it. Files may be cut short, damaged or made by a stranger: every length is held to the
-//! file's own and to what the model has before anything is taken for it, and nothing is used before
-//! the checksum is found right.
+//! The file format of pages and states: a header of fixed length, tokens, pages, state, and a checksum
+//! over all of it. Files may be truncated, damaged or hostile: every length is checked against the file's
+//! own and the model's before anything is allocated for it, and nothing is used before the checksum
+//! matches.
 
 #![deny(
     clippy::unwrap_used,
@@ -223,14 +223,14 @@ fn read_head(
     let version = head.u32()?;
     if version != VERSION {
         return Err(refusal(
-            format!("it is of version {version}, and this onegraph reads version {VERSION}"),
+            format!("it has version {version}, but this onegraph reads version {VERSION}"),
             AGAIN,
         ));
     }
     let (arithmetic, ours) = (head.u32()?, identity.arithmetic);
     if arithmetic != ours {
         return Err(refusal(
-            format!("it is of arithmetic {arithmetic}, and this onegraph computes by {ours}"),
+            format!("it has arithmetic {arithmetic}, but this onegraph uses {ours}"),
             AGAIN,
         ));
     }
@@ -243,7 +243,7 @@ fn read_head(
     if kv_type != padded(identity.kv_type) {
         return Err(refusal(
             format!(
-                "its keys and values are {}, those of the model as loaded are {}",
+                "its keys and values are {}, but those of the loaded model are {}",
                 name(kv_type).to_lowercase(),
                 identity.kv_type.to_lowercase()
             ),
@@ -254,7 +254,7 @@ fn read_head(
     if layout != padded(identity.layout) {
         return Err(refusal(
             format!(
-                "it was saved on device {:?}, the model runs on {:?}",
+                "it was saved on device {:?}, but the model runs on {:?}",
                 name(layout),
                 identity.layout
             ),
@@ -270,13 +270,13 @@ fn read_head(
     let tokens = usize::try_from(n_tokens).ok().filter(|n| *n <= most_tokens);
     let Some(tokens) = tokens else {
         return Err(refusal(
-            format!("it has {n_tokens} tokens, and the context leaves room for {most_tokens}"),
+            format!("it has {n_tokens} tokens, but the context has room for {most_tokens}"),
             "load the model with a larger n_ctx",
         ));
     };
     let damaged = |what: &str, n: u64, wanted: usize| {
         refusal(
-            format!("it says that it has {n} {what}, and {wanted} are those of its tokens"),
+            format!("it claims {n} {what}, but its tokens need {wanted}"),
             AGAIN,
         )
     };
@@ -337,7 +337,7 @@ pub fn read(path: &Path, identity: &Identity, most_tokens: usize) -> Result<Cont
     let mut head = [0; HEAD];
     file.read_exact(&mut head).map_err(|e| match e.kind() {
         std::io::ErrorKind::UnexpectedEof => refusal(
-            format!("it has {length} bytes, and its head alone has {HEAD}"),
+            format!("it has {length} bytes, but its header alone needs {HEAD}"),
             AGAIN,
         ),
         _ => system(e),
@@ -346,7 +346,7 @@ pub fn read(path: &Path, identity: &Identity, most_tokens: usize) -> Result<Cont
     if sizes.whole() != Some(length) {
         let whole = sizes.whole().map_or("too many".into(), |n| n.to_string());
         return Err(refusal(
-            format!("it has {length} bytes, and its head says {whole}"),
+            format!("it has {length} bytes, but its header says {whole}"),
             AGAIN,
         ));
     }
@@ -354,7 +354,7 @@ pub fn read(path: &Path, identity: &Identity, most_tokens: usize) -> Result<Cont
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(n).map_err(|_| {
             refusal(
-                format!("{n} bytes of it do not fit the memory"),
+                format!("{n} bytes of it do not fit in memory"),
                 "end other programs",
             )
         })?;
@@ -368,7 +368,7 @@ pub fn read(path: &Path, identity: &Identity, most_tokens: usize) -> Result<Cont
     let states = part(sizes.states)?;
     let sum = part(size_of::<Sum>())?;
     if checksum::of(&[&head[..], &numbers, &pages, &windows, &states]) != sum[..] {
-        return Err(refusal("its checksum does not fit its bytes", AGAIN));
+        return Err(refusal("its checksum does not match", AGAIN));
     }
     let number = |bytes: &[u8]| bytes.try_into().map(u32::from_le_bytes).unwrap_or(u32::MAX);
     content.tokens = numbers.chunks_exact(size_of::<u32>()).map(number).collect();

@@ -1,5 +1,4 @@
-//! Memory of the host for what was evicted from the device, and for states: taken piece by piece up to a
-//! budget, and used again.
+//! Host memory for evicted pages and for states: allocated piece by piece up to a budget, and reused.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;

@@ -1,18 +1,17 @@
-//! Pages that outlive their sequences, found by the tokens that they hold: a tree whose edges are
-//! pages of tokens. What is kept is compared token by token, so that no hash can mistake one for
-//! another.
+//! Pages that outlive their sequences, found by their tokens: a radix tree whose edges are pages of
+//! tokens. Prefixes are compared token by token, so no hash can confuse two of them.
 //!
-//! A page is on the device, or was evicted and is in the host's memory; what lies before a page on
-//! the device is there too. Where layers keep a state, some tokens of a page have a snapshot of it,
-//! always in the host's memory: a sequence goes on from such a token alone.
+//! A page is on the device, or evicted to host memory; the pages before a page on the device are there
+//! too. If layers keep a state, some tokens of a page have a snapshot of it, always in host memory: a
+//! sequence can continue only from such a token.
 //!
-//! What is kept under a salt is found under the same one alone: it is part of what the first page is
-//! called, and so of all behind it, in the tree and in a store.
+//! A prefix cached under a salt is found only under the same salt: it is part of the first page's name,
+//! and so of the names of all pages after it, in the tree and in a store.
 //!
-//! Layers that see a window have pages of their own, which a node has or has not: a sequence goes on
-//! where those of a window's tokens are all there. They are evicted before others where no sequence is
-//! likely to go on: where one has ended, or its prompt has, where texts part, and now and then on the way,
-//! they stay.
+//! Sliding-window layers have pages of their own, which a node has or lacks: a sequence can continue
+//! where all pages of a window are there. Such pages are evicted before others at places where no
+//! sequence is likely to continue; they stay where a sequence or its prompt ended, where texts diverge,
+//! and at intervals in between.
 
 mod windowed;
 

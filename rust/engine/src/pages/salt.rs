@@ -1,4 +1,4 @@
-//! Whose prefixes are whose.
+//! Separates cached prefixes by API key and `cache_salt`.
 
 use sha2::{Digest, Sha256};
 

@@ -1,7 +1,7 @@
-//! Pages and states in a directory, each a file of its own that is named by the tokens up to its end:
-//! what one process has read serves the next one. A thread writes, to a name of its own first, so that
-//! a process that is killed leaves no half of a file; a file that is damaged all the same is taken away and
-//! its tokens are computed anew.
+//! Pages and states in a directory, each in its own file, named by the tokens up to its end: what one
+//! process has computed serves the next. A thread writes each file under a temporary name first, so a
+//! killed process leaves no partial file; a file that is damaged nevertheless is deleted, and its tokens
+//! are recomputed.
 
 use std::collections::HashMap;
 use std::fs;
@@ -115,7 +115,7 @@ fn refused(action: &'static str, path: &Path, e: &io::Error) -> Error {
         action,
         path: path.display().to_string(),
         reason: e.to_string(),
-        remedy: "name a cache_dir that can be written to, or none".into(),
+        remedy: "use a writable cache_dir, or none".into(),
     }
 }
 

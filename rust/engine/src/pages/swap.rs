@@ -1,8 +1,8 @@
-//! Sequences that are preempted: pages are swapped out to the host's memory and come back as they were.
+//! Preempted sequences: their pages are swapped out to host memory and back unchanged.
 //!
-//! A page goes only where every page of the device is some sequence's and one more is wanted. So of all
-//! pages that sequences may come to have, the host holds at most as many as the device cannot: that much
-//! of its memory is there before a sequence is let in, and none is ever turned away half way.
+//! A page is swapped out only when every page of the device belongs to a sequence and one more is needed.
+//! So of all pages that the sequences may come to need, the host holds at most those that the device
+//! cannot: that much memory is reserved before a sequence is admitted, and none fails half way.
 
 use super::content::nothing_to_copy;
 use super::host::Bytes;

@@ -1,5 +1,5 @@
-//! The pages of one sequence in layers that see a window: those that its next tokens see or are in, and
-//! no others. Each is its own, or a node's that it reads.
+//! The pages of one sequence in sliding-window layers: only those that its next tokens see or are in.
+//! Each is its own, or belongs to a node that it reads.
 
 use std::collections::VecDeque;
 

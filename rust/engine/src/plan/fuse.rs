@@ -1,6 +1,6 @@
-//! Fusion: neighbouring ops that one launch can do become one fused op. One driver applies the rules of one
-//! table, those of every pass to the plan, then those of some passes to what they gave. A backend that
-//! lowers a plan runs fused ops; the interpreter runs the plan itself and stays the oracle.
+//! Fusion: adjacent ops that one launch can do become one fused op. One driver applies the rules of one
+//! table: first those for every pass to the plan, then those for certain passes to the result. A backend
+//! that lowers a plan runs fused ops; the interpreter runs the plan itself and remains the oracle.
 
 mod experts;
 mod listing;

@@ -1,5 +1,5 @@
-//! What is to be said of an op beside how it is computed: [`Op::signature`](super::Op::signature)
-//! says it once; the checks of a plan, fusion, memory, traffic and listings use it.
+//! Properties of an op other than its computation, defined once in
+//! [`Op::signature`](super::Op::signature); plan checks, fusion, memory, traffic and listings use it.
 
 use std::fmt;
 

@@ -470,8 +470,8 @@ pub fn check_kv_on_card(ty: &QuantType) -> Result<()> {
         name: "kv_type",
         value: ty.name.to_lowercase(),
         reason: format!(
-            "the CPU alone keeps keys and values as floats or such blocks, of {:.1} bits a value; \
-             on a card use {}",
+            "only the CPU supports floats or such blocks ({:.1} bits per value) for keys and \
+             values; on a GPU use {}",
             bits(ty),
             able.collect::<Vec<_>>().join(" or ")
         ),

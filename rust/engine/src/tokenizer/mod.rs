@@ -408,7 +408,10 @@ impl Tokenizer {
         self.piece(id).ok_or_else(|| Error::Argument {
             name: "token id",
             value: id.to_string(),
-            reason: format!("the vocabulary has {} tokens, from 0", self.n_vocab()),
+            reason: format!(
+                "the vocabulary has {} tokens, with ids from 0",
+                self.n_vocab()
+            ),
         })
     }
 

@@ -101,14 +101,15 @@ impl Finder {
             let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
             return Err(Error::Memory {
                 need: format!(
-                    "{} special tokens of {:.1} MiB of text need {:.1} MiB to be found in a text, \
-                     and at most {:.1} MiB are given to that",
+                    "{} special tokens of {:.1} MiB of text need an index of {:.1} MiB, but the \
+                     limit is {:.1} MiB",
                     specials.len(),
                     mib(total),
                     mib(total.saturating_mul(NODE_BYTES)),
                     mib(MAX_BYTES.saturating_mul(NODE_BYTES)),
                 ),
-                remedy: "no model has so many: the vocabulary is damaged, convert the model again \
+                remedy: "no model has this many: the vocabulary is damaged; convert the model \
+                         again \
                          with its ordinary tokens as normal ones (tokenizer.ggml.token_type 1)"
                     .into(),
             });

@@ -33,7 +33,7 @@ pub(super) trait Body: Send {
 }
 
 pub(super) const CUT: &str = "the text ended within the call";
-pub(super) const BEHIND: &str = "something else than the end behind a call";
+pub(super) const BEHIND: &str = "something other than the end after a call";
 
 /// A call on its way through an object.
 #[derive(Debug)]
@@ -117,11 +117,11 @@ impl Object {
                     "name" if self.name.is_none() => State::Value(Value::Name),
                     "arguments" | "parameters" if !self.has_arguments => State::Arguments,
                     "name" | "arguments" | "parameters" => {
-                        return Flow::Broken("a call has a name and arguments but once")
+                        return Flow::Broken("a call has one name and one set of arguments")
                     }
                     "type" | "id" => State::Value(Value::Other),
                     // An argument may have been meant.
-                    _ => return Flow::Broken("a key that no call has"),
+                    _ => return Flow::Broken("an unknown key of a call"),
                 };
                 self.go(value)
             }

@@ -221,11 +221,10 @@ impl Found {
         };
         Err(Error::Template {
             reason: format!(
-                "{said}, so how this model calls a tool is not known; known are {}",
+                "{said}, so its call format is unknown; known are {}",
                 known()
             ),
-            remedy: "where the model writes one of these, name it with tool_format=, else leave \
-                     tools out"
+            remedy: "if the model writes one of these, set tool_format=; otherwise leave tools out"
                 .to_owned(),
         })
     }

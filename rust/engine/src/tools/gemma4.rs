@@ -99,7 +99,7 @@ impl Body for Call {
                     *self = Self::Name(String::new());
                     Flow::More
                 }
-                Chosen::Other => Flow::Broken("no call behind the marker"),
+                Chosen::Other => Flow::Broken("no call after the marker"),
             },
             Self::Name(name) if c == '{' => {
                 let name = name.trim();

@@ -96,7 +96,7 @@ impl Scanner {
         let key = unquoted(&format!("\"{}", std::mem::take(&mut self.key)));
         match keys.insert(key.unwrap_or_default()) {
             true => step,
-            false => Step::Bad("an argument that is given twice"),
+            false => Step::Bad("a duplicate argument"),
         }
     }
 
@@ -162,7 +162,7 @@ impl Scanner {
                 }
                 match words.iter().any(|w| w.starts_with(&self.word)) {
                     true => Step::More,
-                    false => Step::Bad("a word that is none of true, false and null"),
+                    false => Step::Bad("a word other than true, false and null"),
                 }
             }
             State::Number => {
@@ -231,7 +231,7 @@ impl Scanner {
                 self.word = String::from(c);
                 self.go(State::Number)
             }
-            _ => Step::Bad("no value of JSON begins so"),
+            _ => Step::Bad("not the start of a JSON value"),
         }
     }
 

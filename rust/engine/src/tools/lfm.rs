@@ -123,7 +123,7 @@ impl Calling {
         }
         match out.key(key) {
             true => self.go(Place::Value(Box::new(Literal::new()))),
-            false => Flow::Broken("an argument that is given twice"),
+            false => Flow::Broken("a duplicate argument"),
         }
     }
 }

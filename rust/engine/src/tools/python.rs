@@ -262,7 +262,7 @@ impl Literal {
                 self.word = String::from(c);
                 self.go(State::Word)
             }
-            _ => Step::Bad("no value of Python begins so"),
+            _ => Step::Bad("not the start of a Python value"),
         }
     }
 

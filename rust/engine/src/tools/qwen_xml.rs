@@ -152,7 +152,7 @@ pub(crate) const VALUE_END: &str = PARAMETER_END;
 /// What a value has not in it that is to be read as it is, whatever follows.
 pub(crate) const VALUE_TAGS: [&str; 4] = [PARAMETER_END, PARAMETER, FUNCTION_END, FUNCTION];
 const INSIDE: &[&str] = &[PARAMETER, FUNCTION_END];
-const NO_PARAMETER: &str = "something else than a parameter in a function";
+const NO_PARAMETER: &str = "something other than a parameter in a function";
 
 impl Call {
     fn go(&mut self, state: State) -> Flow {
@@ -186,7 +186,7 @@ impl Call {
             return Flow::Broken("a parameter without a name");
         }
         if !out.key(key) {
-            return Flow::Broken("a parameter that is given twice");
+            return Flow::Broken("a duplicate parameter");
         }
         let types = self.tools.types(&self.name, key);
         if types.is_string() {
@@ -449,7 +449,7 @@ impl Body for Call {
             State::Start(choice) => match choice.push(c) {
                 Chosen::More => Flow::More,
                 Chosen::Word(_) => self.go(State::Name),
-                Chosen::Other => Flow::Broken("no function behind the tag"),
+                Chosen::Other => Flow::Broken("no function after the tag"),
             },
             State::Name if c == '>' => self.named(out),
             State::Name | State::Key

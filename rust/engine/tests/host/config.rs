@@ -124,7 +124,7 @@ fn what_changes_the_mathematics_is_not_ignored() {
     refused(
         "llama.attention.causal",
         Value::Bool(false),
-        &["false", "look ahead"],
+        &["false", "bidirectional"],
     );
     let mut w = tiny("llama");
     w.set("llama.expert_count", Value::U32(8));

@@ -61,13 +61,9 @@ fn windows_factors_and_caps_that_make_no_sense_are_refused() {
         ("residual_scale", Value::F32(1e-12), "0 for none, or 1e-9"),
         ("logit_scale", Value::F32(1e12), "1000000000"),
         ("attention.scale", Value::F32(f32::NAN), "finite"),
-        ("attn_logit_softcapping", Value::F32(50.0), "caps of scores"),
+        ("attn_logit_softcapping", Value::F32(50.0), "softcapping"),
         ("rope.scaling.alpha", Value::F32(1000.0), "rope.freq_base"),
-        (
-            "final_logit_softcapping",
-            Value::F32(30.0),
-            "caps of logits",
-        ),
+        ("final_logit_softcapping", Value::F32(30.0), "softcapping"),
         ("attention.key_length_swa", Value::U32(5), "even"),
         ("attention.value_length_swa", Value::U32(4), "of the keys"),
         ("attention.shared_kv_layers", Value::U32(3), "0 to 2"),
@@ -204,7 +200,7 @@ fn lfm2_convolves_where_a_layer_has_no_heads_of_keys() {
         // Two tokens of 8 values.
         assert_eq!(found.state_bytes(), 2 * 8 * 4);
         for (heads, said) in [
-            (vec![0, 0], "a layer that attends"),
+            (vec![0, 0], "at least one attention layer"),
             (vec![0], "from 0 to 2, or 2 of them"),
             (vec![0, 3], "from 0 to 2, or 2 of them"),
             (vec![0, -1], "from 0 to 2, or 2 of them"),

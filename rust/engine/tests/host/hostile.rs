@@ -310,15 +310,15 @@ fn tensors_that_are_not_aligned_overlap_or_leave_gaps() {
     let offset = (q.offset - first) as u64;
     refused(
         &patched(Q, OFFSET, (offset + 4).to_le_bytes()),
-        &[Q, "no multiple of the alignment 32"],
+        &[Q, "not a multiple of the alignment 32"],
     );
     refused(
         &patched(Q, OFFSET, (offset - 32).to_le_bytes()),
-        &["offset", "neither overlapping nor apart"],
+        &["offset", "without gaps or overlaps"],
     );
     refused(
         &patched(Q, OFFSET, 0u64.to_le_bytes()),
-        &["offset", "neither overlapping nor apart"],
+        &["offset", "without gaps or overlaps"],
     );
     // A gap: the last tensor one step further on, in a file long enough.
     let last = gguf.tensors.iter().max_by_key(|t| t.offset).unwrap();
@@ -326,7 +326,7 @@ fn tensors_that_are_not_aligned_overlap_or_leave_gaps() {
     let further = (last.offset - first) as u64 + 32;
     let mut file = patched(&last.name, OFFSET - 8, further.to_le_bytes());
     file.resize(file.len() + 32, 0);
-    refused(&file, &[&last.name, "neither overlapping nor apart"]);
+    refused(&file, &[&last.name, "without gaps or overlaps"]);
 }
 
 #[test]
@@ -334,16 +334,16 @@ fn sizes_that_are_not_shape_times_type() {
     // Fewer rows than the next tensor's offset says: a gap; more: an overlap.
     refused(
         &patched(Q, DIM_1, 1u64.to_le_bytes()),
-        &["neither overlapping nor apart"],
+        &["without gaps or overlaps"],
     );
     refused(
         &patched(Q, DIM_1, 40u64.to_le_bytes()),
-        &["neither overlapping nor apart"],
+        &["without gaps or overlaps"],
     );
     // Twice the bytes an element.
     refused(
         &patched(Q, TYPE, 0u32.to_le_bytes()),
-        &["neither overlapping nor apart"],
+        &["without gaps or overlaps"],
     );
     // Rows that are no whole number of blocks.
     let blocks = onegraph::quant::TYPES.iter().filter(|t| t.block_elems > 8);

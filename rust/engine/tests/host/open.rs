@@ -45,7 +45,7 @@ fn a_missing_shard_is_named() {
     let third = folder.0.join(shard_name(3, 3));
     std::fs::remove_file(&third).unwrap();
     let text = message(Model::open(first), Kind::Io);
-    says(&text, &[third.to_str().unwrap(), "shard 3 of 3", "beside"]);
+    says(&text, &[third.to_str().unwrap(), "shard 3 of 3", "next to"]);
 }
 
 #[test]

@@ -122,15 +122,15 @@ fn a_constraint_that_is_none_is_refused_before_it_waits() {
         ),
         (
             Constraint::Schema("3".into()),
-            "schema = 3: a JSON schema is an object",
+            "schema = 3: a JSON schema must be an object",
         ),
         (
             Constraint::Schema("false".into()),
-            "schema = false: what nothing fits",
+            "schema = false: something that nothing matches",
         ),
         (
             Constraint::Schema(r#"{"type": "tree"}"#.into()),
-            "type \"tree\" cannot be held",
+            "type \"tree\" is not supported",
         ),
         (Constraint::Regex("(".into()), "regex = (: "),
         (
@@ -139,7 +139,7 @@ fn a_constraint_that_is_none_is_refused_before_it_waits() {
         ),
         (
             Constraint::Grammar("root ::= a".into()),
-            "GBNF: the rule a is used and not defined",
+            "GBNF: the rule a is used but not defined",
         ),
         (
             Constraint::Choice(Vec::new()),
@@ -164,7 +164,10 @@ fn a_constraint_that_is_none_is_refused_before_it_waits() {
         .err()
         .unwrap()
         .to_string();
-    assert!(error.contains("says where the text ends"), "{error}");
+    assert!(
+        error.contains("cannot be combined with a schema"),
+        "{error}"
+    );
 }
 
 #[test]

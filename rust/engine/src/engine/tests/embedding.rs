@@ -107,8 +107,10 @@ fn what_cannot_be_embedded_is_refused_with_its_numbers() {
     };
     let (kind, said) = refused(&text(&[1; 260], None));
     assert_eq!(kind, Kind::Context);
-    assert!(said.starts_with("the text has 260 tokens and the context holds 200; shorten it by 60"));
-    assert!(said.ends_with("the model was trained for 200, and no n_ctx holds more"));
+    assert!(
+        said.starts_with("the text has 260 tokens, but the context holds 200; shorten it by 60")
+    );
+    assert!(said.ends_with("the model was trained for 200, the largest possible n_ctx"));
     for (request, said) in [
         (text(&[], None), "text = no token: "),
         (

@@ -430,7 +430,7 @@ fn the_context_can_be_filled_to_the_last_token() {
     assert!(
         error
             .to_string()
-            .contains("by 1 tokens; the model was trained for 200, and no n_ctx holds more"),
+            .contains("by 1 tokens; the model was trained for 200, the largest possible n_ctx"),
         "{error}"
     );
     let ids = vec![1; n_ctx + 1];

@@ -41,7 +41,7 @@ fn pages_have_one_owner_and_come_back() {
     let error = pool.open(&mut backend, 321, &[]).unwrap_err();
     let text = error.to_string();
     assert!(
-        text.contains("321 tokens need 6 KV pages, the cache has 5"),
+        text.contains("321 tokens need 6 KV pages, but the cache has 5"),
         "{text}"
     );
 }

@@ -164,7 +164,7 @@ fn a_pool_that_does_not_hold_one_context_is_refused_with_its_numbers() {
         Engine::load(&path, &options, on).map(limits)
     };
     let text = load(Some(200), 199).unwrap_err().to_string();
-    let said = "kv_tokens = 199: one sequence may have n_ctx = 200 tokens; use at least that";
+    let said = "kv_tokens = 199: must be at least n_ctx = 200";
     assert!(text.contains(said), "{text}");
     let text = load(None, 1).unwrap_err().to_string();
     assert!(text.contains("kv_tokens = 1: must be from 2"), "{text}");

@@ -543,7 +543,7 @@ fn a_file_that_does_not_fit_says_what_does_not() {
         100,
     );
     assert!(
-        text.contains(&format!("of arithmetic {ARITHMETIC}, and this")),
+        text.contains(&format!("arithmetic {ARITHMETIC}, but this")),
         "{text}"
     );
     let text = refused(
@@ -554,7 +554,7 @@ fn a_file_that_does_not_fit_says_what_does_not() {
         100,
     );
     assert!(
-        text.contains("are i16, those of the model as loaded are f32"),
+        text.contains("are i16, but those of the loaded model are f32"),
         "{text}"
     );
     let text = refused(
@@ -578,7 +578,7 @@ fn a_file_that_does_not_fit_says_what_does_not() {
     assert!(text.contains("another model file"), "{text}");
     let text = refused(&ours, 69);
     assert!(
-        text.contains("70 tokens, and the context leaves room for 69"),
+        text.contains("70 tokens, but the context has room for 69"),
         "{text}"
     );
     let text = refused(
@@ -588,7 +588,7 @@ fn a_file_that_does_not_fit_says_what_does_not() {
         },
         100,
     );
-    assert!(text.contains("its head says"), "{text}");
+    assert!(text.contains("its header says"), "{text}");
     let directory = format::read(&folder.0, &ours, 100).unwrap_err();
     assert_eq!(directory.reason, "it is not a file");
     let missing = format::read(&folder.0.join("none"), &ours, 100).unwrap_err();

@@ -36,7 +36,7 @@ impl DeviceBuffer {
             })
             .map_err(|e| match e {
                 Error::Memory { .. } => Error::Memory {
-                    need: format!("{bytes} bytes of device memory were asked for, {free} are free"),
+                    need: format!("{bytes} bytes of device memory needed, {free} free"),
                     remedy: "free memory on the card, or use a smaller n_ctx or max_batch".into(),
                 },
                 e => e,

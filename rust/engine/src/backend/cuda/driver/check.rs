@@ -81,7 +81,7 @@ impl Fault {
     fn remedy(self) -> &'static str {
         match self {
             Self::InCapture => {
-                "a call that a capture forbids was made inside one: load with \
+                "a call that is not allowed during a capture: load with \
                  graph=GraphOptions(mode=\"none\") and report this"
             }
             Self::Lost => {
@@ -97,7 +97,7 @@ pub(super) fn check(call: &'static str, code: sys::CUresult) -> Result<()> {
     match code {
         sys::cudaError_enum::CUDA_SUCCESS => Ok(()),
         sys::cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY => Err(Error::Memory {
-            need: format!("the driver could not give device memory ({call})"),
+            need: format!("the driver could not allocate device memory ({call})"),
             remedy: "free memory on the card, or use a smaller n_ctx or max_batch".into(),
         }),
         _ => Err(Error::Driver {

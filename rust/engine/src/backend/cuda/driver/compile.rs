@@ -176,7 +176,7 @@ impl Compiler {
             Some(entry) => write_entry(entry, &image)
                 .err()
                 .map(|e| format!("{}: {e}", entry.display())),
-            None => Some("no folder for them is known; set ONEGRAPH_CACHE_DIR".into()),
+            None => Some("there is no cache folder; set ONEGRAPH_CACHE_DIR".into()),
         };
         if let Some(why) = failure {
             self.unkept.get_or_init(|| why);

@@ -58,7 +58,7 @@ fn nvrtc_error(path: &Path, reason: impl Into<String>) -> Error {
     Error::Device {
         what: format!("NVRTC ({})", path.display()),
         reason: reason.into(),
-        remedy: "install nvidia-cuda-nvrtc-cu12 (pip), or name another library by ONEGRAPH_NVRTC"
+        remedy: "install nvidia-cuda-nvrtc-cu12 (pip), or set ONEGRAPH_NVRTC to another library"
             .into(),
     }
 }
@@ -89,7 +89,7 @@ impl Nvrtc {
         Err(Error::Device {
             what: "the CUDA compiler NVRTC".into(),
             reason: format!("not found; looked for {}", looked.join(", ")),
-            remedy: "install nvidia-cuda-nvrtc-cu12 (pip), or name a library by ONEGRAPH_NVRTC"
+            remedy: "install nvidia-cuda-nvrtc-cu12 (pip), or set ONEGRAPH_NVRTC to a library"
                 .into(),
         })
     }
@@ -170,7 +170,10 @@ impl Nvrtc {
     fn supported(&self, arch: u32) -> Result<u32> {
         let mut n = 0;
         if nvrtc!(self.nvrtcGetNumSupportedArchs(&mut n => *mut c_int)) != 0 {
-            return Err(nvrtc_error(&self.path, "it does not say what it supports"));
+            return Err(nvrtc_error(
+                &self.path,
+                "it does not report its supported architectures",
+            ));
         }
         let mut all = vec![0 as c_int; usize::try_from(n).unwrap_or(0)];
         let _ = nvrtc!(self.nvrtcGetSupportedArchs(all.as_mut_ptr() => *mut c_int));

@@ -228,7 +228,7 @@ pub fn check(card: &DeviceInfo, kv_type: &QuantType, shapes: &[KvShape]) -> Resu
             name: "device",
             value: "cuda".into(),
             reason: format!(
-                "a card keeps heads of a multiple of {KV_HEAD_MULTIPLE} values, here they have {}; \
+                "GPUs need heads of a multiple of {KV_HEAD_MULTIPLE} values, but these have {}; \
                  use device=\"cpu\"",
                 kv.head_dim
             ),
@@ -250,7 +250,7 @@ pub fn check(card: &DeviceInfo, kv_type: &QuantType, shapes: &[KvShape]) -> Resu
         name: "kv_type",
         value: kv_type.name.to_lowercase(),
         reason: format!(
-            "heads of {} values take {} bytes of a block's shared memory, and this card has {}; \
+            "heads of {} values need {} bytes of shared memory per block, but this card has {}; \
              use {remedy}",
             kv.head_dim,
             bytes(kv_type, kv),
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(refused, quant::kv_types().count() - 2);
         let text = check(quant::kv_by_name("i16").unwrap(), 20).unwrap_err();
         assert!(
-            text.contains("a multiple of 16 values, here they have 20"),
+            text.contains("a multiple of 16 values, but these have 20"),
             "{text}"
         );
         assert!(text.contains("device=\"cpu\""), "{text}");

@@ -223,7 +223,7 @@ pub fn delta_params(l: &Lowering, op: &Op, pass: &Pass) -> Result<DeltaNet> {
             name: "plan",
             value: format!("a delta rule of heads of {head_dim} numbers"),
             reason: format!(
-                "the CUDA backend has one for multiples of {HEAD_MULTIPLE} up to \
+                "the CUDA backend supports multiples of {HEAD_MULTIPLE} up to \
                  {MOST_HEAD_DIM}; use device=\"cpu\""
             ),
         });

@@ -7,7 +7,7 @@ use crate::error::Error;
 pub fn capture_failure(error: Error, what: &str, free: usize) -> Error {
     let what = format!("capturing {what}");
     let without =
-        "load with graph=GraphOptions(mode=\"none\"), which launches every kernel by itself";
+        "load with graph=GraphOptions(mode=\"none\"), which launches every kernel separately";
     let free = free as f64 / f64::from(1 << 20);
     match error {
         Error::Memory { need, .. } => Error::Memory {

@@ -38,7 +38,7 @@ pub fn chosen_sizes(wanted: &[usize], most: usize, limit: &str) -> Result<Vec<us
         reason,
     };
     if wanted.is_empty() {
-        let reason = "name at least one size, or use mode=\"none\"".into();
+        let reason = "give at least one size, or use mode=\"none\"".into();
         return Err(refused("[]".into(), reason));
     }
     if let Some(size) = wanted.iter().find(|s| !(1..=most).contains(*s)) {
@@ -49,7 +49,7 @@ pub fn chosen_sizes(wanted: &[usize], most: usize, limit: &str) -> Result<Vec<us
     sizes.sort_unstable();
     sizes.dedup();
     if sizes.len() > MOST_SIZES {
-        let reason = format!("at most {MOST_SIZES} are captured; name fewer");
+        let reason = format!("at most {MOST_SIZES} can be captured; give fewer");
         return Err(refused(format!("{} sizes", sizes.len()), reason));
     }
     Ok(sizes)

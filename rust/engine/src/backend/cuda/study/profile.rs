@@ -112,8 +112,8 @@ fn step(
             name: "batch_size",
             value: batch_size.to_string(),
             reason: format!(
-                "with graph.mode = \"{}\" steps of {:?} rows are captured; choose one of them, or \
-                 load with graph.batch_sizes that have it",
+                "with graph.mode = \"{}\" only steps of {:?} rows are captured; use one of them, \
+                 or load with graph.batch_sizes that include it",
                 stats.mode, stats.batch_sizes
             ),
         });

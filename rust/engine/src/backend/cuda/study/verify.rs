@@ -57,7 +57,7 @@ pub fn verify(
         return Err(Error::Argument {
             name: "graph.mode",
             value: "\"none\"".into(),
-            reason: "nothing is captured, so there is nothing to compare; load with \
+            reason: "no graphs are captured; load with \
                      graph=GraphOptions(mode=\"full\")"
                 .into(),
         });
@@ -80,7 +80,7 @@ fn captured_way(backend: &CudaBackend, size: usize) -> Result<Key> {
     Err(Error::Argument {
         name: "batch_sizes",
         value: size.to_string(),
-        reason: format!("steps of this size are not captured; those of {sizes:?} are"),
+        reason: format!("not captured; captured sizes are {sizes:?}"),
     })
 }
 
