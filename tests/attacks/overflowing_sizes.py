@@ -35,7 +35,7 @@ def attacks() -> Iterator[Attack]:
     # A tensor larger than what the file holds of it: a copy would send the process's own memory.
     yield Attack("larger-than-file", tensor(LAST, Tensor([2**20])), "plan", "past the file")
     yield Attack("one-byte-short", File().bytes()[:-1], "plan", "fetch it again")
-    yield Attack("overlap", tensor(LAST, Tensor([8], offset=0)), "plan", "overlapping")
+    yield Attack("overlap", tensor(LAST, Tensor([8], offset=0)), "plan", "gaps or overlaps")
     yield Attack("gap", tensor(LAST, Tensor([8], offset=4096)), "plan", "past the file|apart")
     yield Attack("unaligned", tensor(LAST, Tensor([8], offset=12)), "plan", "alignment")
     for n in (2**32, 2**61, 2**64 - 1):

@@ -144,7 +144,7 @@ def test_wrong_use_is_said_before_anything_is_measured(options, said: str, cli, 
 def test_a_chart_needs_a_folder(cli, tiny: Path, tmp_path: Path) -> None:
     done = cli("bench", tiny, *SMALL, "--plot", tmp_path / "none" / "chart.png")
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"there is no folder {tmp_path}/none; make it" in done.stderr
+    assert f"there is no folder {tmp_path}/none; create it" in done.stderr
 
 
 @pytest.mark.thorough

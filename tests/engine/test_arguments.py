@@ -122,7 +122,8 @@ def test_load_options_out_of_range(tiny: Path, options: dict[str, Any], message:
 @pytest.mark.parametrize("name", foreign.MOVED)
 def test_a_load_option_that_moved_says_where_it_is_now(name: str) -> None:
     field = re.escape(foreign.MOVED[name])
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}': use {field} instead"):
+    said = f"unexpected keyword argument '{name}': use {field} instead"
+    with pytest.raises(TypeError, match=said):
         LLM("none.gguf", **{name: None})  # type: ignore[arg-type]
 
 
@@ -138,7 +139,8 @@ def test_an_attribute_that_was_renamed_says_its_name(llm: LLM, owner: str, name:
 def test_options_of_graphs_answer_where_they_are_made() -> None:
     with pytest.raises(onegraph.ArgumentError, match=r'graph.mode = "x": must be one of full, '):
         GraphOptions(mode="x")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"'cuda_graph': use graph=GraphOptions\(mode=...\) instead"):
+    said = r"'cuda_graph': use graph=GraphOptions\(mode=...\) instead"
+    with pytest.raises(TypeError, match=said):
         GraphOptions(cuda_graph="none")  # type: ignore[call-arg]
 
 

@@ -46,7 +46,7 @@ NAMED = re.compile(
     r"dimension \d+ of the embedding is (NaN|-?inf)"
 )
 
-SMALL = list(tomllib.loads(shapes.PATHS[1].read_text()))
+SMALL = list(tomllib.loads(Path(shapes.__file__).with_name("small_shapes.toml").read_text()))
 
 
 @dataclass

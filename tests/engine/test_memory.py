@@ -75,7 +75,7 @@ def test_a_cache_that_cannot_fit_is_foreseen(smollm2: Path) -> None:
     with pytest.raises(onegraph.OutOfMemoryError) as caught:
         LLM(smollm2, device="cpu", n_ctx=8192, max_batch=1024, kv_type="f32")
     text = str(caught.value)
-    assert "1024 sequences of 8192 tokens need 360.0 GiB, this machine has" in text
+    assert "1024 sequences of 8192 tokens need 360.0 GiB, but this machine has" in text
     batch = int(re.search(r"max_batch=(\d+) would fit", text)[1])  # type: ignore[index]
     with LLM(smollm2, device="cpu", n_ctx=8192, max_batch=batch // 2, kv_type="f32") as llm:
         assert llm.generate("tea", max_tokens=2, ignore_eos=True).token_ids

@@ -24,7 +24,7 @@ def test_an_entry_is_complete(name: str) -> None:
     entry = ENTRIES[name]
     assert set(entry) == {
         *("description", "license", "source", "requirement", "wheel_sha256", "wheel_size"),
-        *("member", "sha256", "size", "sample"),
+        *("member", "sha256", "size", "sample", "memory"),
     }
     assert re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name)
     assert entry["source"] == "wheel"

@@ -217,7 +217,8 @@ def test_tools_are_looked_at_once_and_there_are_not_too_many() -> None:
         ]
 
     assert is_linear(described, offered, MOST_TOOLS // 2)
-    with pytest.raises(onegraph.ArgumentError, match=r"tools: 513 of them; at most 512 are allowed"):
+    said = r"tools: 513 of them; at most 512 are allowed"
+    with pytest.raises(onegraph.ArgumentError, match=said):
         offered(described(MOST_TOOLS + 1))
     for read in (tools.nested, tools.flat, tools.anthropic):
         with pytest.raises(Refused, match=r"tools: 513 of them; the limit is 512"):
