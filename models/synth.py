@@ -9,7 +9,9 @@ bytes. Needs NumPy alone.
 
 With --known the next token is known, for measurements of drafts: layers add nothing to the stream,
 and the head's row of each token is what the embedding's is of the token before it (`followers`).
-Sizes, shapes and what a step computes are as without; the rows need the engine's quantizers.
+A layer that guesses further tokens is then right about all, or with --agree about a share of them,
+by a table of embeddings of its own. Sizes, shapes and what a step computes are as without; the rows
+need the engine's quantizers.
 """
 
 from __future__ import annotations
@@ -504,18 +506,20 @@ def write(
     vocab: str | os.PathLike[str] | None = None,
     threads: int | None = None,
     known: bool = False,
+    agree: float = 1.0,
 ) -> int:
     """Writes the model and returns the size of the file in bytes.
 
     `mix` is a type, one of `mix.MIXES`, or types joined by "+" for the layers in turn; `vocab` a
     GGUF whose tokenizer is taken over instead of a made-up one; `known` makes a model whose next
-    token is that of `followers`.
+    token is that of `followers`, of which the layer that guesses further ones, if there is one, is
+    right about `agree`.
     """
     if known and shape.tied:
         raise ValueError(f"{shape.name} has no head of its own; use a shape whose head is not tied")
-    tokenizer, placed = _layout(shape, mix, vocab)
+    tokenizer, placed = _layout(shape, mix, vocab, agree < 1.0)
     quiet = vocabulary.controls(tokenizer)
-    rows = _known_rows(shape, quiet) if known else {}
+    rows = _known_rows(shape, quiet, agree) if known else {}
 
     with Path(path).open("wb", buffering=0) as file:
         start, end = _write_frame(file, metadata(shape, mix) | tokenizer, placed)
@@ -526,6 +530,8 @@ def write(
             rng = np.random.Generator(np.random.SFC64([seed, index, first]))
             if tensor.name in rows:
                 data = _known(shape, kind, rows[tensor.name], quiet, seed, first, count)
+            elif known and tensor.name.endswith("nextn.eh_proj.weight"):
+                data = _first_half(shape, kind, first, count)
             elif len(tensor.shape) == 1:
                 values = _vector(shape, tensor.name, tensor.shape[0], rng)
                 if known and tensor.name.endswith(".bias") and _part(tensor.name) in ADDED:
@@ -540,7 +546,7 @@ def write(
         for index, (tensor, kind) in enumerate(placed):
             blocks = tensor.n_bytes // kind.size
             step = PORTION // kind.size if len(tensor.shape) > 1 else blocks
-            if tensor.name in rows:
+            if tensor.name in rows or (known and len(tensor.shape) > 1):
                 per_row = tensor.shape[0] // kind.elems
                 step = max(step // per_row, 1) * per_row
             jobs += [(index, at, min(step, blocks - at)) for at in range(0, blocks, step)]
@@ -553,7 +559,7 @@ def write(
 def outline(path: str | os.PathLike[str], shape: Shape, mix: str = "Q4_K_M") -> None:
     """Writes the model without its weights: they are a hole in the file, which takes no room on the
     disk. It is what `onegraph info` reads."""
-    tokenizer, placed = _layout(shape, mix, None)
+    tokenizer, placed = _layout(shape, mix, None, False)
     with Path(path).open("wb", buffering=0) as file:
         _write_frame(file, metadata(shape, mix) | tokenizer, placed)
 
@@ -572,16 +578,20 @@ def _tokenizer(shape: Shape, vocab: str | os.PathLike[str] | None) -> dict[str, 
 
 
 def _layout(
-    shape: Shape, mix: str, vocab: str | os.PathLike[str] | None
+    shape: Shape, mix: str, vocab: str | os.PathLike[str] | None, own_table: bool
 ) -> tuple[dict[str, bytes], Placed]:
-    """The tokenizer's keys, and the tensors with their places and kinds."""
+    """The tokenizer's keys, and the tensors with their places and kinds; with a table of embeddings
+    of the layer behind the others, where that is to have its own."""
     tokenizer = _tokenizer(shape, vocab)
     names = {*KINDS, *mix.split("+")} - set(mixes.MIXES)
     kinds = {name: kind_of(name) for name in names}
     elems = {name: kind.elems for name, kind in kinds.items()}
 
     placed = []
-    for name, dims in shape.tensors():
+    tensors = shape.tensors()
+    if own_table:
+        tensors.append((_table_of_guesses(shape), (shape.n_embd, shape.n_vocab)))
+    for name, dims in tensors:
         kind = kinds[mixes.type_of(shape, mix, name, dims[0], elems)]
         n_bytes = math.prod(dims) // kind.elems * kind.size
         placed.append((gguf_io.Tensor(name, dims, kind.type_id, 0, n_bytes), kind))
@@ -662,14 +672,34 @@ def _part(name: str) -> str:
     return name.split(".")[-2]
 
 
-def _known_rows(shape: Shape, quiet: list[int]) -> dict[str, NDArray[np.int64]]:
+def _table_of_guesses(shape: Shape) -> str:
+    """The embeddings that the layer behind the others goes by, where they are its own."""
+    return f"blk.{shape.n_layer}.nextn.embed_tokens.weight"
+
+
+def _known_rows(shape: Shape, quiet: list[int], agree: float) -> dict[str, NDArray[np.int64]]:
     """Of each row of the vocabulary's matrices by which number its weights are drawn: rows of one
     number are alike, whatever their types."""
     own = np.arange(shape.n_vocab)
     head = own + shape.n_vocab
     after = _followers(shape, quiet)
     head[after[after >= 0]] = own[after >= 0]
-    return {"token_embd.weight": own, "output.weight": head}
+    # Where the table has another token's row, that one's follower is guessed.
+    wrong = np.random.default_rng(0).random(shape.n_vocab) >= agree
+    guesses = np.where(wrong & (after >= 0), after, own)
+    return {"token_embd.weight": own, "output.weight": head, _table_of_guesses(shape): guesses}
+
+
+def _first_half(shape: Shape, kind: Kind, first: int, count: int) -> Bytes:
+    """Blocks of whole rows of a matrix that takes the first half of what it multiplies as it is."""
+    from onegraph import _native
+
+    name = next(t[0] for t in _native.quant_types() if t[1] == kind.type_id)
+    per_row = 2 * shape.n_embd // kind.elems
+    rows = np.arange(first // per_row, (first + count) // per_row)
+    values = np.zeros((len(rows), 2 * shape.n_embd), np.float32)
+    values[np.arange(len(rows)), rows] = 1.0
+    return np.frombuffer(_native.quantize(name, values), np.uint8)
 
 
 def _known(
@@ -705,11 +735,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", default=0, type=int)
     parser.add_argument("--vocab", type=Path, help="a GGUF to take the tokenizer from")
     parser.add_argument("--known", action="store_true", help="the next token is known")
+    parser.add_argument(
+        "--agree", default=1.0, type=float, help="share of right guesses of further tokens"
+    )
     args = parser.parse_args(argv)
     started = time.perf_counter()
     try:
         shape = shapes.find(args.shape)
         more = {"seed": args.seed, "vocab": args.vocab, "known": args.known}
+        more["agree"] = args.agree
         size = write(args.output, shape, args.mix, **more)
     except (ValueError, OSError) as error:
         parser.error(str(error))

@@ -84,7 +84,7 @@ class Reference:
         self.n_embd = int(self.key("embedding_length"))
         # One number, or one a layer.
         heads = np.asarray(self.key("attention.head_count"))
-        self.heads = np.broadcast_to(heads, self.n_layer)
+        self.heads = np.broadcast_to(heads, int(self.key("block_count")))
         self.n_head = int(heads.max())
         # One number, or one a layer, which is 0 where that convolves.
         self.n_head_kv = int(np.max(self.key("attention.head_count_kv", self.n_head)))
@@ -180,6 +180,22 @@ class Reference:
                 delta = self.norm(delta, f"blk.{layer}.post_ffw_norm", behind)
             x = x + residual * delta
         return self.norm(x, "token_embd_norm" if self.arch in LFM2 else "output_norm")
+
+    def guesses(self, ids: Sequence[int]) -> Array:
+        """Logits that the layer behind the others has of the token behind each but the first of
+        `ids`: float64 [len(ids) - 1, n_vocab]. DeepSeek-V3 (https://arxiv.org/abs/2412.19437,
+        section 2.2), as Qwen3.5 and GLM-4.5 have it: the embedding goes first."""
+        layer, nextn = self.n_layer, f"blk.{self.n_layer}.nextn"
+        rows = self.norm(self.hidden(ids)[:-1], f"{nextn}.hnorm")
+        embedding = self.require("token_embd.weight")[np.asarray(ids[1:])].astype(np.float64)
+        both = np.concatenate([self.norm(embedding, f"{nextn}.enorm"), rows], axis=1)
+        x = self.linear(both, f"{nextn}.eh_proj")
+        x = x + self._attention(layer, self.norm(x, f"blk.{layer}.attn_norm"))
+        norm = "post_attention_norm" if self.arch in NAMED_AFTER else "ffn_norm"
+        x = x + self._feed_forward(layer, self.norm(x, f"blk.{layer}.{norm}"))
+        own = f"{nextn}.shared_head_norm"
+        x = self.norm(x, own if f"{own}.weight" in self._tensors else "output_norm")
+        return self.linear(x, "output" if "output.weight" in self._tensors else "token_embd")
 
     def _norm_before(self, x: Array, name: str) -> Array:
         """OLMo 2 (https://arxiv.org/abs/2501.00656, section 3.2) norms what a block gives alone."""
