@@ -96,6 +96,7 @@ def broken_off(llm: onegraph.LLM, model: Path) -> None:
     loading = _native.Engine.load(
         model,
         nvrtc_folders=nvrtc.folders(),
+        speculate="auto",
         device="cpu",
         n_ctx=None,
         max_batch=1,

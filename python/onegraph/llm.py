@@ -87,6 +87,10 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         prompts, so only their owner may read them
     cache_dir_bytes: maximum size of its files; the least recently used are deleted
     threads: CPU threads; None takes all that the machine has
+    speculate: what drafts tokens for a step to verify; no token depends on it. "auto" uses the
+        model's own layer for that (multi-token prediction) if the file has one and as far as it
+        pays; "mtp" refuses a file without one, "mtp:3" drafts three tokens per round, and "off"
+        does not load the layer. `onegraph help speculation` has more
     progress: True or False to show a progress bar or not, None to show it in a terminal; or a
         function, called with what is going on, how much is done, and the total (or None)
     chat_template: an `onegraph.ChatTemplate`, or the source of one, instead of the model's own. For
@@ -125,6 +129,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         warmup: bool = False,
         threads: int | None = None,
         prefill_chunk: int = 512,
+        speculate: str = "auto",
         progress: bool | Callable[[str, int, int | None], None] | None = None,
         chat_template: str | _native.ChatTemplate | None = None,
     ) -> None:
@@ -149,6 +154,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
             "warmup": arguments.flag("warmup", warmup),
             "threads": optional("threads", threads),
             "prefill_chunk": arguments.integer("prefill_chunk", prefill_chunk),
+            "speculate": arguments.word("speculate", speculate),
             "prefix_cache": arguments.flag("prefix_cache", prefix_cache),
             "prefix_host_bytes": optional("prefix_host_bytes", prefix_host_bytes),
             "cache_dir": (

@@ -20,9 +20,12 @@ class Usage:
     completion_tokens: int
     #: Prompt tokens found in the cache: see `prefix_cache` of `onegraph.LLM`.
     cached_tokens: int
-    #: Tokens that `prompt_lookup_num_tokens` drafted, and how many of them were right.
+    #: Tokens that `speculate` or `prompt_lookup_num_tokens` drafted, and how many of them were
+    #: right.
     drafted_tokens: int
     accepted_tokens: int
+    #: Steps of a sequence that verified drafts.
+    draft_rounds: int
     #: Tokens of the result up to the end of the reasoning.
     reasoning_tokens: int = 0
 

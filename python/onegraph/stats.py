@@ -53,9 +53,12 @@ class Stats:
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
-    #: Tokens that `prompt_lookup_num_tokens` drafted, and how many of them were right.
+    #: Tokens that `speculate` or `prompt_lookup_num_tokens` drafted, and how many of them were
+    #: right.
     drafted_tokens: int
     accepted_tokens: int
+    #: Steps of a sequence that verified drafts.
+    draft_rounds: int
     #: How often a sequence was preempted because pages had run out.
     preemptions: int
     #: Both rates over the last ten seconds in which anything ran.

@@ -182,7 +182,7 @@ def read(llm: Loaded, ask: Ask) -> Result:
         finish_reason="length",
         cut="max_tokens",
         stop_reason=None,
-        usage=Usage(len(ask.ids), 0, 0, 0, 0),
+        usage=Usage(len(ask.ids), 0, 0, 0, 0, 0),
         timings=Timings(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
         logprobs=[] if ask.logprobs else None,
         seed=0,

@@ -83,7 +83,8 @@ def command(
     )
     model = llama_bench.model_of(model, models)
     options["kv_type"] = llama_bench.kv_type(options["kv_type"], type_k, type_v)
-    chosen = given(MODEL, {"n_ctx": None, **options})
+    # What is drafted of a made-up text says nothing; llama-bench drafts nothing either.
+    chosen = {"speculate": "off"} | given(MODEL, {"n_ctx": None, **options})
     both: dict[GraphMode, bool] = {"full": graph or not eager, "none": eager}
     modes = [mode for mode, on in both.items() if on]
     out = Output(output, plot)

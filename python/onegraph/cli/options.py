@@ -64,6 +64,11 @@ MODEL: list[tuple[str, Any, str]] = [
         str,
         f"Type of keys and values: i16, q8_0, or on the CPU f32.  [default: {DEFAULT_KV_TYPE}]",
     ),
+    (
+        "speculate",
+        str,
+        "What drafts tokens: auto, off, mtp, or mtp:N for N tokens a round.  [default: auto]",
+    ),
 ]
 
 #: Keywords of `onegraph.LLM.generate`: name, type, help.

@@ -66,6 +66,9 @@ FIGURES = {
     "onegraph:prompt_tokens_total": ("counter", "Tokens of prompts that were read."),
     "onegraph:cached_tokens_total": ("counter", "Tokens of prompts that were kept."),
     "onegraph:generated_tokens_total": ("counter", "Tokens that were generated."),
+    "onegraph:drafted_tokens_total": ("counter", "Tokens that were drafted for a step to verify."),
+    "onegraph:accepted_tokens_total": ("counter", "Of those, the ones that were drawn."),
+    "onegraph:draft_rounds_total": ("counter", "Steps of a sequence that verified drafts."),
     "onegraph:preemptions_total": ("counter", "How often a sequence was preempted."),
     "onegraph:generated_tokens_per_second": ("gauge", "Over the last ten seconds with work."),
     "onegraph:prompt_tokens_per_second": ("gauge", "Over the last ten seconds with work."),
@@ -89,6 +92,9 @@ def _figures(stats: Stats) -> Iterator[float]:
     yield stats.prompt_tokens
     yield stats.cached_tokens
     yield stats.generated_tokens
+    yield stats.drafted_tokens
+    yield stats.accepted_tokens
+    yield stats.draft_rounds
     yield stats.preemptions
     yield stats.generated_tokens_per_second
     yield stats.prompt_tokens_per_second

@@ -1,4 +1,4 @@
-// Element by element: residual sums, gates, factors, rows of tables, slices, and picking rows.
+// Element by element: residual sums, gates, factors, rows of tables, slices, rows side by side, and picking rows.
 #include "math.cuh"
 
 // Calls f with each number below n, of the grid's threads in turn.
@@ -176,6 +176,24 @@ struct SliceParams {
 KERNEL(slice, SliceParams) {
     each(p.n, [&](uint64_t i) {
         p.out[i] = load_relaxed_f32(p.x + i / p.width * p.of + p.first + i % p.width);
+    });
+}
+
+struct ConcatParams {
+    const float* x;
+    const float* y;
+    float* out;
+    uint64_t n;
+    uint32_t width;
+    uint32_t unused;
+};
+
+// A row of x, then the same row of y.
+KERNEL(concat, ConcatParams) {
+    each(p.n, [&](uint64_t i) {
+        uint64_t row = i / (2 * p.width), column = i % (2 * p.width);
+        const float* from = column < p.width ? p.x : p.y;
+        p.out[i] = load_relaxed_f32(from + row * p.width + column % p.width);
     });
 }
 

@@ -282,6 +282,7 @@ impl ModelInfo {
         match known.and_then(|_| model.config()) {
             Ok(config) => {
                 let plan = arch::plan(&config);
+                let plan = plan.and_then(|plan| arch::with_drafter(&config, plan));
                 (Some(config), plan)
             }
             Err(e) => (None, Err(e)),

@@ -447,7 +447,7 @@ impl Sampler {
 
 /// The argmax; `None` where all are -inf.
 #[inline(always)]
-fn best(values: &[f32]) -> Option<u32> {
+pub fn best(values: &[f32]) -> Option<u32> {
     let most = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let at = values.iter().position(|v| *v == most)?;
     (most != f32::NEG_INFINITY).then_some(at as u32)

@@ -38,9 +38,9 @@ pub struct Generated {
     cut: Option<&'static str>,
     /// The text or token that it stopped at.
     stop_reason: Option<StopReason>,
-    /// Prompt and completion tokens, those of the prompt that were cached, those that were drafted, and
-    /// those of these that were right.
-    usage: (usize, usize, usize, usize, usize),
+    /// Prompt and completion tokens, those of the prompt that were cached, those that were drafted, those
+    /// of these that were right, and the steps that verified them.
+    usage: (usize, usize, usize, usize, usize, usize),
     /// Seconds of load, queue, prefill, decode; tokens a second of prefill, decode, and decode
     /// without sampling.
     timings: (f64, f64, f64, f64, f64, f64, f64),
@@ -74,6 +74,7 @@ impl From<Piece> for Generated {
                 usage.cached,
                 usage.drafted,
                 usage.accepted,
+                usage.rounds,
             ),
             timings: (
                 t.load,

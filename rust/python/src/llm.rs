@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use onegraph::backend::LogitsPath;
 use onegraph::config::PoolingType;
 use onegraph::engine::{
-    self, GraphCheck, GraphMode, GraphOptions, GraphQuestion, Options, Profiled, Salt, Ticket,
-    Wait, POLL,
+    self, GraphCheck, GraphMode, GraphOptions, GraphQuestion, Options, Profiled, Salt, Speculate,
+    Ticket, Wait, POLL,
 };
 use onegraph::sampler::{logprobs, MAX_LOGPROBS};
 use onegraph::template;
@@ -150,7 +150,7 @@ impl Engine {
     #[pyo3(signature = (path, *, device, n_ctx, max_batch, kv_type, kv_tokens, kv_host_bytes, cuda_graph,
                         graph_batch_sizes, graph_max_batch, graph_padding, warmup, pdl, threads,
                         prefill_chunk, prefix_cache, prefix_host_bytes, cache_dir, cache_dir_bytes,
-                        nvrtc_folders))]
+                        nvrtc_folders, speculate))]
     #[allow(clippy::too_many_arguments)]
     fn load(
         py: Python<'_>,
@@ -174,6 +174,7 @@ impl Engine {
         cache_dir: Option<PathBuf>,
         cache_dir_bytes: i64,
         nvrtc_folders: Vec<PathBuf>,
+        speculate: &str,
     ) -> PyResult<Loading> {
         let options = || -> Result<Options> {
             Ok(Options {
@@ -206,6 +207,7 @@ impl Engine {
                     pdl,
                 },
                 nvrtc_folders,
+                speculate: Speculate::new(speculate)?,
             })
         };
         let options = options().map_err(to_py)?;

@@ -66,11 +66,25 @@ fn json_error(e: &serde_json::Error) -> PyErr {
     })
 }
 
+/// A plan of the drafter of a model.
+fn part_of(plan: Plan, name: &str) -> onegraph::Result<Plan> {
+    match (plan.drafter, name) {
+        (Some(drafter), "follow") => Ok(drafter.follow),
+        (Some(drafter), "guess") => Ok(drafter.guess),
+        (drafter, _) => Err(Error::Argument {
+            name: "part",
+            value: name.into(),
+            reason: format!("drafter: {}", drafter.is_some()),
+        }),
+    }
+}
+
 #[pymethods]
 impl PlanRunner {
     #[new]
-    /// `plan` is JSON with its `weights`, or, without them, the path of a model.
-    #[pyo3(signature = (device, plan, weights=None, *, n_slots=1, n_ctx=64, n_pages=2, kv_type="F32", threads=1, capture=false, fuse=true, pdl=None, nvrtc_folders=vec![]))]
+    /// `plan` is JSON with its `weights`, or, without them, the path of a model, of which `part` is one of
+    /// `model`, `follow` and `guess`, its drafter's.
+    #[pyo3(signature = (device, plan, weights=None, *, n_slots=1, n_ctx=64, n_pages=2, kv_type="F32", threads=1, capture=false, fuse=true, pdl=None, nvrtc_folders=vec![], part="model"))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -86,6 +100,7 @@ impl PlanRunner {
         fuse: bool,
         pdl: Option<bool>,
         nvrtc_folders: Vec<std::path::PathBuf>,
+        part: &str,
     ) -> PyResult<Self> {
         let kv_type = quant::kv_by_name(kv_type).map_err(to_py)?;
         let options = RunnerOptions {
@@ -116,7 +131,12 @@ impl PlanRunner {
             }
             None => detached(py, || {
                 let model = Model::open(plan)?;
-                let plan = arch::plan(&model.config()?)?;
+                let config = model.config()?;
+                let plan = arch::plan(&config)?;
+                let plan = match part {
+                    "model" => plan,
+                    _ => part_of(arch::with_drafter(&config, plan)?, part)?,
+                };
                 backend::runner(device, plan, Arc::new(model), &options)
             })?,
         };

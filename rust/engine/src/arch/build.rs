@@ -1,11 +1,15 @@
 //! What architectures write plans with: shape-checked weights, tables of angles, and the blocks that
 //! decoder-only transformers share. A page of this folder puts them in the order of its model.
 
-use crate::config::{Config, Experts, RopeScaling};
+mod experts;
+
+pub use experts::Router;
+
+use crate::config::{Config, RopeScaling};
 use crate::error::{Error, Result};
 use crate::plan::{
-    Buffer, BufferId, Gating, KvShape, LongFactors, Norm, Op, Plan, RopeStyle, RopeTable, Rows,
-    StateId, Temperature, Weight, WeightId,
+    Buffer, BufferId, KvShape, LongFactors, Norm, Op, Plan, RopeStyle, RopeTable, Rows, StateId,
+    Temperature, Weight, WeightId,
 };
 
 /// Rows of the vocabulary; also the last matrix where a model ties both.
@@ -52,26 +56,6 @@ impl Heads {
     }
 }
 
-/// How the rows of a layer find their experts, and what these do.
-pub struct Router {
-    /// The norm of the rows.
-    pub norm: &'static str,
-    /// The op of gate, up and where to.
-    pub activation: fn([BufferId; 3]) -> Op,
-    pub experts: Experts,
-    pub gating: Gating,
-    /// Whether the weights of the chosen are divided by their sum.
-    pub renormalize: bool,
-}
-
-/// An expert that every row goes to, before its last product.
-pub struct SharedExpert {
-    act: BufferId,
-    /// One number a row, where it has a gate.
-    gate: Option<BufferId>,
-    n_ff: usize,
-}
-
 impl<'a> Builder<'a> {
     pub fn new(config: &'a Config) -> Self {
         let none = KvShape {
@@ -83,6 +67,22 @@ impl<'a> Builder<'a> {
             ..Plan::default()
         };
         Self { config, plan }
+    }
+
+    /// What comes beside the ops of a plan: of its buffers, weights and layers, and one layer more.
+    pub fn beside(config: &'a Config, plan: &Plan) -> Self {
+        let mut plan = plan.clone();
+        plan.ops.clear();
+        plan.kv.push(KvShape {
+            n_head_kv: 0,
+            head_dim: 0,
+        });
+        Self { config, plan }
+    }
+
+    /// The ops so far, which are taken.
+    pub fn take_ops(&mut self) -> Vec<Op> {
+        std::mem::take(&mut self.plan.ops)
     }
 
     /// The next op.
@@ -201,14 +201,18 @@ impl<'a> Builder<'a> {
                 scale = attn_factor * (1.0 + 0.1 * factor.max(1.0).ln());
             }
         }
-        self.plan.ropes.push(RopeTable {
+        let table = RopeTable {
             inv_freq,
             factors,
             scale,
             temperature: None,
             long: None,
-        });
-        self.plan.ropes.len() - 1
+        };
+        let known = self.plan.ropes.iter().position(|known| *known == table);
+        known.unwrap_or_else(|| {
+            self.plan.ropes.push(table);
+            self.plan.ropes.len() - 1
+        })
     }
 
     /// Other factors for the table of this number in a long context, and a factor of its cosines and sines.
@@ -242,19 +246,6 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The experts that the file has.
-    ///
-    /// # Errors
-    /// [`Error::Metadata`] where it has none.
-    pub fn experts_of_file(&self) -> Result<Experts> {
-        let experts = self.config.experts;
-        experts.ok_or_else(|| Error::Metadata {
-            key: format!("{}.expert_count", self.config.arch),
-            value: "missing".into(),
-            expected: "the number of experts of a layer".into(),
-        })
-    }
-
     /// The cache of a layer whose heads are those that the config gives every layer.
     pub fn kv(&self) -> KvShape {
         KvShape {
@@ -265,9 +256,18 @@ impl<'a> Builder<'a> {
 
     /// The embedding of the tokens times `scale`: the rows that all layers add to.
     pub fn embed(&mut self, scale: f32) -> Result<BufferId> {
+        self.embed_by(EMBEDDING, "x", scale)
+    }
+
+    /// The same by a table of this name where there is one, into a buffer of that name.
+    pub fn embed_by(&mut self, table: &str, name: &str, scale: f32) -> Result<BufferId> {
         let c = self.config;
-        let out = self.buffer("x", c.n_embd);
-        let weight = self.weight(EMBEDDING, &[c.n_embd, c.n_vocab])?;
+        let out = self.buffer(name, c.n_embd);
+        let shape = [c.n_embd, c.n_vocab];
+        let weight = match self.optional(table, &shape)? {
+            Some(own) => own,
+            None => self.weight(EMBEDDING, &shape)?,
+        };
         self.push(Op::Embed { weight, out, scale });
         Ok(out)
     }
@@ -471,164 +471,6 @@ impl<'a> Builder<'a> {
         self.push(Op::Scale { x, factor });
     }
 
-    /// The experts of `x` under a norm, by the router `ffn_gate_inp`: of those chosen `ffn_down_exps` of
-    /// the activation of `ffn_gate_exps · x` and `ffn_up_exps · x`, weighted and summed. What is to be
-    /// added to x.
-    pub fn experts(&mut self, layer: usize, x: BufferId, by: &Router) -> Result<BufferId> {
-        self.experts_by(layer, x, by, None)
-    }
-
-    /// The same, where `exp_probs_b` has a part in which experts are chosen.
-    pub fn experts_by_bias(&mut self, layer: usize, x: BufferId, by: &Router) -> Result<BufferId> {
-        let name = format!("blk.{layer}.exp_probs_b.bias");
-        let bias = self.weight(&name, &[by.experts.n_expert])?;
-        self.experts_by(layer, x, by, Some(bias))
-    }
-
-    fn experts_by(
-        &mut self,
-        layer: usize,
-        x: BufferId,
-        by: &Router,
-        bias: Option<WeightId>,
-    ) -> Result<BufferId> {
-        let (
-            n_embd,
-            Experts {
-                n_expert,
-                n_used,
-                n_ff,
-                scale,
-                ..
-            },
-        ) = (self.config.n_embd, by.experts);
-        let (logits, routes) = (
-            self.buffer("router", n_expert),
-            self.buffer("routes", 2 * n_used),
-        );
-        let (gate, up, act) = (
-            self.buffer("gate_exps", n_used * n_ff),
-            self.buffer("up_exps", n_used * n_ff),
-            self.buffer("act_exps", n_used * n_ff),
-        );
-        let (down, delta) = (
-            self.buffer("down_exps", n_used * n_embd),
-            self.buffer("delta", n_embd),
-        );
-        let norm = Some(self.norm(&format!("blk.{layer}.{}.weight", by.norm), n_embd)?);
-        self.product(x, norm, layer, "ffn_gate_inp", &[n_embd, n_expert], logits)?;
-        self.push(Op::Route {
-            logits,
-            bias,
-            out: routes,
-            gating: by.gating,
-            renormalize: by.renormalize,
-            scale,
-        });
-        let wide = [n_embd, n_ff, n_expert];
-        for (name, out) in [("ffn_gate_exps", gate), ("ffn_up_exps", up)] {
-            let weight = self.weight(&format!("blk.{layer}.{name}.weight"), &wide)?;
-            let scale = self.factor(&format!("blk.{layer}.{name}.scale"), n_expert)?;
-            let bias = self.expert_bias(layer, name, n_ff, n_expert)?;
-            self.push(Op::ExpertMatVec {
-                x,
-                ranked: false,
-                norm,
-                routes,
-                weight,
-                scale,
-                bias,
-                out,
-            });
-        }
-        self.push((by.activation)([gate, up, act]));
-        let name = format!("blk.{layer}.ffn_down_exps.weight");
-        let weight = self.weight(&name, &[n_ff, n_embd, n_expert])?;
-        let scale = self.factor(&format!("blk.{layer}.ffn_down_exps.scale"), n_expert)?;
-        let bias = self.expert_bias(layer, "ffn_down_exps", n_embd, n_expert)?;
-        self.push(Op::ExpertMatVec {
-            x: act,
-            ranked: true,
-            norm: None,
-            routes,
-            weight,
-            scale,
-            bias,
-            out: down,
-        });
-        self.push(Op::MixExperts {
-            x: down,
-            routes,
-            out: delta,
-        });
-        Ok(delta)
-    }
-
-    /// The expert that every row goes to, of `x` under the router's norm, up to its product with
-    /// `ffn_down_shexp`: the activation of `ffn_gate_shexp · x` and `ffn_up_shexp · x`. Its gate,
-    /// where it has one, comes last, so that it stands beside the router, which multiplies the same rows.
-    pub fn shared_expert(
-        &mut self,
-        layer: usize,
-        x: BufferId,
-        by: &Router,
-        is_gated: bool,
-    ) -> Result<SharedExpert> {
-        let c = self.config;
-        let missing = || Error::Metadata {
-            key: format!("{}.expert_shared_feed_forward_length", c.arch),
-            value: "missing".into(),
-            expected: "the width of the expert that every row goes to".into(),
-        };
-        // Without a word of its own it is as wide as a model without experts.
-        let n_ff = by.experts.n_ff_shared.or(Some(c.n_ff).filter(|n| *n > 0));
-        let (n_embd, n_ff) = (c.n_embd, n_ff.ok_or_else(missing)?);
-        let (up, act) = (
-            self.buffer("up_shexp", n_ff),
-            self.buffer("act_shexp", n_ff),
-        );
-        let inner = self.buffer("gate_shexp", n_ff);
-        let norm = Some(self.norm(&format!("blk.{layer}.{}.weight", by.norm), n_embd)?);
-        self.product(x, norm, layer, "ffn_gate_shexp", &[n_embd, n_ff], inner)?;
-        self.product(x, norm, layer, "ffn_up_shexp", &[n_embd, n_ff], up)?;
-        self.push((by.activation)([inner, up, act]));
-        if !is_gated {
-            let gate = None;
-            return Ok(SharedExpert { act, gate, n_ff });
-        }
-        let gate = self.buffer("share", 1);
-        let weight = self.row(&format!("blk.{layer}.ffn_gate_inp_shexp.weight"), n_embd)?;
-        self.push(Op::MatVec {
-            x,
-            norm,
-            weight,
-            scale: None,
-            bias: None,
-            out: gate,
-        });
-        let gate = Some(gate);
-        Ok(SharedExpert { act, gate, n_ff })
-    }
-
-    /// `ffn_down_shexp` of the activation, times the logistic function of the gate, where it has one: what
-    /// is to be added to x. The factor is of a row, so it may as well stand before the product, where rows are narrow
-    /// and behind which the sum is part of the product.
-    pub fn gate_shared(&mut self, layer: usize, of: SharedExpert) -> Result<BufferId> {
-        let SharedExpert { act, gate, n_ff } = of;
-        let n_embd = self.config.n_embd;
-        let x = match gate {
-            Some(gate) => {
-                let out = self.buffer("gated_shexp", n_ff);
-                self.push(Op::SigmoidMul { x: act, gate, out });
-                out
-            }
-            None => act,
-        };
-        let delta = self.buffer("delta", n_embd);
-        self.product(x, None, layer, "ffn_down_shexp", &[n_ff, n_embd], delta)?;
-        Ok(delta)
-    }
-
     /// A matrix of one row, which files hold as a vector.
     pub fn row(&mut self, name: &str, n_in: usize) -> Result<WeightId> {
         let spec = self.config.tensors.get(name);
@@ -636,22 +478,6 @@ impl<'a> Builder<'a> {
             true => self.weight(name, &[n_in, 1]),
             false => self.weight(name, &[n_in]),
         }
-    }
-
-    /// A vector of `n` for each expert, where the file has them.
-    fn expert_bias(
-        &mut self,
-        layer: usize,
-        name: &str,
-        n: usize,
-        n_expert: usize,
-    ) -> Result<Option<WeightId>> {
-        let id = self.optional(&format!("blk.{layer}.{name}.bias"), &[n, n_expert])?;
-        if let Some(id) = id {
-            let weight = &mut self.plan.weights[id.0];
-            (weight.n_out, weight.n_expert) = (1, n_expert);
-        }
-        Ok(id)
     }
 
     /// `x += delta`.
@@ -673,13 +499,33 @@ impl<'a> Builder<'a> {
 
     /// The same under a norm, or of rows that are normalized.
     pub fn logits_of(mut self, x: BufferId, norm: Option<Norm>) -> Result<Plan> {
+        self.head("output", "logits", x, norm)?;
+        Ok(self.plan)
+    }
+
+    /// Of the rows that are wanted the product with a matrix of this name, with `output` where there is
+    /// none, or with the embedding where that is missing, into a buffer of that name.
+    pub fn head(
+        &mut self,
+        matrix: &str,
+        name: &str,
+        x: BufferId,
+        norm: Option<Norm>,
+    ) -> Result<()> {
         let c = self.config;
         let last = self.plan.add_buffer("last", c.n_embd, Rows::Out);
-        let logits = self.plan.add_buffer("logits", c.n_vocab, Rows::Out);
+        let logits = self.plan.add_buffer(name, c.n_vocab, Rows::Out);
         self.push(Op::SelectRows { x, out: last });
         let shape = [c.n_embd, c.n_vocab];
-        let (weight, scale) = match self.optional("output.weight", &shape)? {
-            Some(head) => (head, self.factor("output.scale", 1)?),
+        let mut found = None;
+        for name in [matrix, "output"] {
+            if found.is_none() {
+                let head = self.optional(&format!("{name}.weight"), &shape)?;
+                found = head.map(|head| (head, name));
+            }
+        }
+        let (weight, scale) = match found {
+            Some((head, name)) => (head, self.factor(&format!("{name}.scale"), 1)?),
             None => (self.weight(EMBEDDING, &shape)?, None),
         };
         self.push(Op::MatVec {
@@ -691,7 +537,12 @@ impl<'a> Builder<'a> {
             out: logits,
         });
         self.plan.logits = logits;
-        Ok(self.plan)
+        Ok(())
+    }
+
+    /// The plan.
+    pub fn finish(self) -> Plan {
+        self.plan
     }
 
     /// The end of a model without a head: of the rows that are wanted the states as they are.

@@ -25,6 +25,7 @@ mod lfm2moe;
 mod llama;
 mod mistral3;
 mod muse_glimmer;
+mod nextn;
 mod nomic_bert;
 mod olmo2;
 mod phi3;
@@ -44,6 +45,8 @@ const HEAD: [&str; 4] = [
     "cls.output.weight",
     "cls.output.bias",
 ];
+
+pub use nextn::with_drafter;
 
 const _: () = assert!(config::MOST_EXPERTS <= signature::MOST_EXPERTS);
 

@@ -161,6 +161,9 @@ pub struct Draft {
 /// Most rows of a step that verifies drafts, of all its sequences together.
 pub const ROUND_ROWS: usize = 64;
 
+/// Most tokens that a model drafts for a sequence in a round: further ones are seldom right.
+pub const MOST_GUESSED: usize = 7;
+
 /// Steps of one token that are queued at most before their tokens are read.
 pub const STEPS_AHEAD: usize = 2;
 
@@ -175,6 +178,10 @@ pub struct Event {
     pub finish: Option<Finish>,
     /// Where the request asked for them.
     pub logprobs: Option<sampler::Logprobs>,
+    /// Which row of its step gave it: the first, or that of the last of so many drafted tokens.
+    pub row: usize,
+    /// Tokens that the step verified for its slot.
+    pub drafted: usize,
 }
 
 /// By which of its two ways a model computes logits.
@@ -422,6 +429,7 @@ pub trait Backend: Send {
             tokens,
             start,
             last,
+            next: None,
         };
         let failed = self.feed(&[part], false)?;
         failed.into_iter().next().map_or(Ok(()), |(_, e)| Err(e))
@@ -463,6 +471,21 @@ pub trait Backend: Send {
     /// As [`Backend::decode`]; [`Error::Internal`] where it is not [`Backend::is_settled`], for a token of
     /// no vocabulary and too many rows.
     fn decode_drafted(&mut self, drafts: &[Draft]) -> Result<()>;
+
+    /// Most tokens that the model itself drafts for a sequence in a round; 0 where it has nothing to do
+    /// that by.
+    fn most_guessed(&self) -> usize {
+        0
+    }
+
+    /// A step as [`Backend::decode_drafted`], of drafts of up to `tokens` each that the model guesses for
+    /// every slot that decodes and is not constrained.
+    ///
+    /// # Errors
+    /// As [`Backend::decode_drafted`].
+    fn decode_guessed(&mut self, _tokens: usize) -> Result<()> {
+        Err(no_drafter())
+    }
 
     /// Refuses drafts that no step can verify: of `rows` rows together with the tokens drawn last.
     ///
@@ -549,6 +572,11 @@ pub trait Backend: Send {
     /// # Errors
     /// Of all parts; [`Error::Internal`] of a plan without.
     fn hidden(&mut self, parts: &[TextPart<'_>]) -> Result<Vec<Result<Vec<f32>>>>;
+}
+
+/// The error of a plan without a drafter.
+fn no_drafter() -> Error {
+    Error::Internal("a plan without a drafter".into())
 }
 
 /// The error of a plan that has no hidden states.

@@ -14,6 +14,8 @@ pub struct Part<'a> {
     pub start: usize,
     /// Whether the prompt ends with it: the first token is drawn and the slot decodes from then on.
     pub last: bool,
+    /// The token behind it; none where it is to be drawn, or nobody knows it yet.
+    pub next: Option<u32>,
 }
 
 /// Parts that are still to be fed, in order.
@@ -30,6 +32,7 @@ pub(super) fn take<'a>(rest: &mut Rest<'a>, mut room: usize) -> Vec<Part<'a>> {
             taken.push(Part {
                 tokens: now,
                 last: part.last && !is_cut,
+                next: later.first().copied().or(part.next),
                 ..part
             });
         }
@@ -193,7 +196,13 @@ mod tests {
             let parts: Vec<Part<'_>> = lengths
                 .iter()
                 .enumerate()
-                .map(|(slot, n)| Part { slot, tokens: &tokens[..*n], start: 7, last: slot % 2 == 0 })
+                .map(|(slot, n)| Part {
+                    slot,
+                    tokens: &tokens[..*n],
+                    start: 7,
+                    last: slot % 2 == 0,
+                    next: None,
+                })
                 .collect();
             let mut rest: Rest<'_> = parts.iter().copied().collect();
             let mut fed = vec![Vec::<u32>::new(); parts.len()];
@@ -207,6 +216,8 @@ mod tests {
                     prop_assert!(!part.tokens.is_empty());
                     prop_assert_eq!(part.start, 7 + fed[part.slot].len());
                     fed[part.slot].extend(part.tokens);
+                    let behind = parts[part.slot].tokens.get(fed[part.slot].len());
+                    prop_assert_eq!(part.next, behind.copied());
                     ended.extend(part.last.then_some(part.slot));
                 }
             }

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use super::bell::Together;
 use super::constrain::Constrained;
+use super::gate::Gate;
 use super::lookup::Lookup;
+use super::options::Speculate;
 use super::pace::Pace;
 use super::policy;
 use super::queue::{Job, Look, Shared, Work, CLOSED};
@@ -77,6 +79,9 @@ pub struct Executor {
     active: Vec<Option<Active>>,
     round: Round,
     paces: Paces,
+    /// How many tokens the model drafts, and whether what was drawn last was of such a round.
+    gate: Gate,
+    guesses: bool,
     text_time: Duration,
     publisher: Publisher,
     /// Whether memory of the host is still to be taken that prompts to come will want.
@@ -104,7 +109,9 @@ impl Executor {
         tokenizer: Arc<Tokenizer>,
         shared: Arc<Shared>,
         load_seconds: f64,
+        speculate: Speculate,
     ) -> Self {
+        let gate = Gate::new(backend.most_guessed(), speculate.fixed());
         let active = (0..backend.limits().n_slots).map(|_| None).collect();
         let mut executor = Self {
             backend,
@@ -115,6 +122,8 @@ impl Executor {
             active,
             round: Round::new(),
             paces: Paces::default(),
+            gate,
+            guesses: false,
             text_time: Duration::ZERO,
             publisher: Publisher::default(),
             unprepared: true,
@@ -366,6 +375,7 @@ impl Executor {
                     lookup,
                     constrained: guide.map(|guide| Constrained::new(guide, n_vocab)),
                     drafted: 0,
+                    rounds: 0,
                     accepted: 0,
                     save,
                 }))
@@ -559,6 +569,13 @@ impl Executor {
             Ok(events) => events,
             Err(e) => return self.fail_decoding(&e),
         };
+        // Of each sequence a step gives one token that nobody had drafted.
+        let of_slot = |slot| {
+            let own = events.iter().filter(|e| e.slot == slot && e.row == 0);
+            own.count()
+        };
+        let steps = events.iter().map(|e| of_slot(e.slot)).max().unwrap_or(0);
+        self.gate.done(steps, events.len(), Instant::now());
         let _together = Together::begin();
         for event in events {
             // A slot that ended earlier in this batch of events has no more to say.
@@ -589,9 +606,17 @@ impl Executor {
             (Some(constrained), None) => constrained.take(event.token),
             _ => Ok(()),
         };
-        if g.lookup.as_mut().is_some_and(Lookup::was_drafted) {
+        let was_looked_up = g.lookup.as_mut().is_some_and(Lookup::was_drafted);
+        if was_looked_up || self.guesses && event.row > 0 {
             g.accepted += 1;
             self.publisher.done().accepted_tokens += 1;
+        }
+        if self.guesses && event.row == 0 {
+            g.drafted += event.drafted;
+            self.publisher.done().drafted_tokens += event.drafted as u64;
+            let is_round = event.drafted > 0;
+            g.rounds += usize::from(is_round);
+            self.publisher.done().draft_rounds += u64::from(is_round);
         }
         if let Err(e) = followed {
             return active.fail(&mut *self.backend, e);

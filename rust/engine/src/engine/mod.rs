@@ -37,6 +37,7 @@ mod constrain;
 pub mod device;
 mod embedding;
 mod executor;
+mod gate;
 mod lookup;
 pub(crate) mod memory;
 mod options;
@@ -61,7 +62,7 @@ pub use crate::pages::{Places, Salt, MAX_SALT_BYTES};
 pub use bell::{Bell, Caller};
 pub use embedding::EmbedRequest;
 pub use lookup::MOST_DRAFTED;
-pub use options::{GraphOptions, Options, DEFAULT_CTX, DEFAULT_DIR_BYTES, MAX_BATCH};
+pub use options::{GraphOptions, Options, Speculate, DEFAULT_CTX, DEFAULT_DIR_BYTES, MAX_BATCH};
 pub use pooling::Pooling;
 pub use prefixes::PrefixKeeping;
 pub use queue::close_all;
@@ -114,6 +115,8 @@ pub struct Loaded {
     pub load_seconds: f64,
     /// What became of decode steps so far, where there are graphs.
     pub graphs: Option<Arc<SharedStats>>,
+    /// What drafts.
+    pub speculate: Speculate,
     /// Whether layers keep states beside the pages of a sequence.
     pub keeps_states: bool,
     /// Seconds of its parts that ran side by side, where they are known.
@@ -198,13 +201,20 @@ impl Loading {
             loaded.load_seconds = started.elapsed().as_secs_f64();
             let tokenizer = loaded.tokenizer.clone();
             let saturated = loaded.saturated.clone();
-            let seconds = loaded.load_seconds;
+            let (seconds, speculate) = (loaded.load_seconds, loaded.speculate);
             let pool = BlockManager::new(backend.limits(), prefix_cache, saturated);
             let pool = match loaded.prefixes.keep(pool, prefix_cache, &mut *backend) {
                 Ok(pool) => pool,
                 Err(e) => return drop(reporter.to.send(News::Done(Err(e)))),
             };
-            let executor = Executor::new(backend, pool, tokenizer, running.0.clone(), seconds);
+            let executor = Executor::new(
+                backend,
+                pool,
+                tokenizer,
+                running.0.clone(),
+                seconds,
+                speculate,
+            );
             if reporter.to.send(News::Done(Ok(Box::new(loaded)))).is_ok() {
                 drop(reporter);
                 executor.serve();
@@ -577,7 +587,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     }
     reporter.at("open", 0, 0)?;
     let model = Arc::new(Model::open(path)?);
-    let (config, plan) = plan_of(&model)?;
+    let (config, plan) = plan_of(&model, options.speculate)?;
     model.check_data(plan.weights.iter().map(|w| w.name.as_str()))?;
     let mut n_ctx = options.context(config.n_ctx_train)?;
     if plan.looks_ahead() && device != Device::Cpu {
@@ -627,6 +637,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             .map(str::to_owned),
         load_seconds: 0.0,
         graphs: backend.inspect().map(|graphs| graphs.graph_stats()),
+        speculate: options.speculate,
         keeps_states,
         load_parts: parts,
         wanted_ctx: n_ctx,
@@ -652,7 +663,7 @@ pub fn compile_kernels(
 ) -> Result<(usize, usize)> {
     options.validate()?;
     let model = Model::open(path)?;
-    let (config, plan) = plan_of(&model)?;
+    let (config, plan) = plan_of(&model, options.speculate)?;
     let n_ctx = options.context(config.n_ctx_train)?;
     let runner = runner(options, &plan, n_ctx)?;
     let variants = offline::variants(arch, &plan, &model, &runner)?;
@@ -682,12 +693,25 @@ fn graphs_of(backend: &mut dyn Backend) -> Result<&mut dyn Inspect> {
     backend.inspect().ok_or_else(|| none_on(&device))
 }
 
-fn plan_of(model: &Model) -> Result<(Config, Arc<Plan>)> {
+fn plan_of(model: &Model, speculate: Speculate) -> Result<(Config, Arc<Plan>)> {
     // First: other architectures have other keys.
     arch::find(Config::architecture(&model.gguf)?)?;
     let config = model.config()?;
-    let plan = Arc::new(arch::plan(&config)?);
-    Ok((config, plan))
+    let mut plan = arch::plan(&config)?;
+    if speculate != Speculate::Off {
+        plan = arch::with_drafter(&config, plan)?;
+    }
+    if let (Speculate::Mtp(_), None) = (speculate, &plan.drafter) {
+        return Err(Error::Argument {
+            name: "speculate",
+            value: "mtp".into(),
+            reason: format!(
+                "this file of a {} model has no layer that drafts: use auto, off, or another file",
+                config.arch
+            ),
+        });
+    }
+    Ok((config, Arc::new(plan)))
 }
 
 /// Tokens of a prompt that layers with windows have pages for at once, at least: as many as a CPU is

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::backend::cuda::run::dispatch::chosen_sizes;
 use crate::backend::cuda::run::prefill::{check_chunk, DEFAULT_CHUNK};
-use crate::backend::{pool_pages, GpuOptions, GraphMode};
+use crate::backend::{pool_pages, GpuOptions, GraphMode, MOST_GUESSED};
 use crate::error::{Error, Result};
 use crate::quant::{self, QuantType};
 
@@ -71,6 +71,7 @@ pub struct Options {
     /// On a GPU, most tokens of a prompt in one pass; a power of two.
     pub prefill_chunk: usize,
     pub graph: GraphOptions,
+    pub speculate: Speculate,
     /// Whether keys and values of tokens that a prompt begins with are kept and found again.
     pub prefix_cache: bool,
     /// Bytes of the host's memory for those that are evicted from the device, and for states; none: 8 GiB, but at
@@ -96,11 +97,52 @@ impl Default for Options {
             threads: None,
             prefill_chunk: DEFAULT_CHUNK,
             graph: GraphOptions::default(),
+            speculate: Speculate::Auto,
             prefix_cache: true,
             prefix_host_bytes: None,
             cache_dir: None,
             cache_dir_bytes: DEFAULT_DIR_BYTES,
             nvrtc_folders: Vec::new(),
+        }
+    }
+}
+
+/// What drafts tokens that a step then verifies (speculative decoding). No token depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Speculate {
+    /// Nothing but what requests ask for.
+    Off,
+    /// The model's own layer for that, where the file has one, as far as it pays.
+    Auto,
+    /// That layer, of a file that must have one; so many tokens a round, or as many as pay.
+    Mtp(Option<usize>),
+}
+
+impl Speculate {
+    /// By its name: `off`, `auto`, `mtp` or `mtp:N`.
+    ///
+    /// # Errors
+    /// [`Error::Argument`].
+    pub fn new(name: &str) -> Result<Self> {
+        let drafted = name.strip_prefix("mtp:").map(str::parse);
+        match (name, drafted) {
+            ("off", _) => Ok(Self::Off),
+            ("auto", _) => Ok(Self::Auto),
+            ("mtp", _) => Ok(Self::Mtp(None)),
+            (_, Some(Ok(n @ 1..=MOST_GUESSED))) => Ok(Self::Mtp(Some(n))),
+            _ => Err(Error::Argument {
+                name: "speculate",
+                value: name.into(),
+                reason: format!("must be auto, off, mtp, or mtp:1 to mtp:{MOST_GUESSED}"),
+            }),
+        }
+    }
+
+    /// Tokens a round, where that is said.
+    pub fn fixed(self) -> Option<usize> {
+        match self {
+            Self::Mtp(drafted) => drafted,
+            Self::Off | Self::Auto => None,
         }
     }
 }

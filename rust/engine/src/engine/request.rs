@@ -159,6 +159,8 @@ pub struct Usage {
     /// Tokens that were drafted, and those of them that were drawn then.
     pub drafted: usize,
     pub accepted: usize,
+    /// Steps that verified drafts.
+    pub rounds: usize,
 }
 
 /// Seconds of wall clock.

@@ -46,6 +46,8 @@ pub struct Done {
     /// Tokens that were drafted, and those of them that were drawn then.
     pub drafted_tokens: u64,
     pub accepted_tokens: u64,
+    /// Steps of a sequence that verified such.
+    pub draft_rounds: u64,
     /// How often a sequence was preempted since the pages had run out.
     pub preemptions: u64,
     /// Tokens a second over the last [`WINDOW`] in which something ran.

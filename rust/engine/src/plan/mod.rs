@@ -14,6 +14,6 @@ mod tests;
 
 pub use op::{Gating, Norm, Op, RopeStyle, TableRow, ARITHMETIC};
 pub use plan::{
-    Buffer, BufferId, Hidden, KvShape, LongFactors, Plan, RopeTable, Rows, State, StateId,
+    Buffer, BufferId, Drafter, Hidden, KvShape, LongFactors, Plan, RopeTable, Rows, State, StateId,
     Temperature, Weight, WeightId,
 };

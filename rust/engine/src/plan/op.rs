@@ -290,6 +290,12 @@ pub enum Op {
         first: usize,
         of: usize,
     },
+    /// `out[r]` is `x[r]`, then `y[r]`.
+    Concat {
+        x: BufferId,
+        y: BufferId,
+        out: BufferId,
+    },
     /// A causal convolution over the tokens of a sequence, each value by itself:
     /// `out[r][c] = sum_j weight[c][j] * x_(r - taps + 1 + j)[c]`, where `x_s` are the inputs of the
     /// sequence's tokens in order, zero before its first: from +0 by `fma(weight, x, y)` for `j` = 0 to
@@ -579,6 +585,10 @@ impl Op {
                     vec![read(x).wide(Width::Of(n.saturating_mul(of))), write(out)],
                 )
             },
+            Op::Concat { x, y, out } => {
+                let buffers = vec![read(x), read(y), write(out).wide(Width::Times(2))];
+                Signature::new("concat", Over::Buffers, buffers)
+            }
             Op::ShortConv {
                 x,
                 weight,

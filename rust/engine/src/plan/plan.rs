@@ -219,6 +219,22 @@ impl Hidden {
     }
 }
 
+/// What guesses tokens behind the next one: a layer behind the model's own, with keys and values of its
+/// own (multi-token prediction, <https://arxiv.org/abs/2412.19437>, section 2.2). Its plans have the
+/// model's buffers, weights and layers by the same ids.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Drafter {
+    /// Behind a pass, over its rows and of each the token that follows it: stores what its layer keeps of
+    /// them.
+    pub follow: Plan,
+    /// The logits of the token behind one more.
+    pub guess: Plan,
+    /// `[rows, n_embd]` of `follow`: the rows of the pass under the model's last norm.
+    pub rows: BufferId,
+    /// `[rows, n_embd]` of `guess`: one of those, in its place then what the next guess goes by.
+    pub hidden: BufferId,
+}
+
 /// A model, or a piece of one.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
@@ -232,9 +248,17 @@ pub struct Plan {
     pub states: Vec<State>,
     /// The last buffer written: `[out rows, n_vocab]`.
     pub logits: BufferId,
+    #[serde(default)]
+    pub drafter: Option<Box<Drafter>>,
 }
 
 impl Plan {
+    /// This plan, and those of its drafter.
+    pub fn parts(&self) -> impl Iterator<Item = &Plan> {
+        let drafter = self.drafter.iter().flat_map(|d| [&d.follow, &d.guess]);
+        std::iter::once(self).chain(drafter)
+    }
+
     /// Whether a context of up to `n_ctx` tokens has other angles than a shorter one.
     pub fn is_long(&self, n_ctx: usize) -> bool {
         let long = |table: &RopeTable| table.long.is_some_and(|long| n_ctx > long.above);
@@ -257,7 +281,7 @@ impl Plan {
             let op = op.signature();
             Some((op.attends()?, *self.kv.get(op.cache?.layer)?))
         };
-        self.ops.iter().filter_map(attends)
+        self.parts().flat_map(|part| &part.ops).filter_map(attends)
     }
 
     /// How a pass ends that gives hidden states instead of logits; none of a plan that picks no rows, or
@@ -295,7 +319,8 @@ impl Plan {
     /// By layer, how many tokens the ops see that attend to its cache, where none of them sees all.
     pub fn windows(&self) -> Vec<Option<usize>> {
         let mut seen = vec![Some(0); self.kv.len()];
-        for op in self.ops.iter().map(Op::signature) {
+        let ops = self.parts().flat_map(|part| &part.ops);
+        for op in ops.map(Op::signature) {
             let layer = op.cache.filter(|_| op.attends().is_some());
             if let Some(most) = layer.and_then(|cache| seen.get_mut(cache.layer)) {
                 *most = most.zip(op.window).map(|(a, b)| a.max(b));
@@ -375,6 +400,10 @@ impl Plan {
     /// # Errors
     /// [`Error::Argument`] names the op and what does not fit.
     pub fn check(&self) -> Result<()> {
+        self.parts().try_for_each(Self::check_part)
+    }
+
+    fn check_part(&self) -> Result<()> {
         for (i, op) in self.ops.iter().enumerate() {
             let bad = |reason: String| Error::Argument {
                 name: "plan",

@@ -138,6 +138,7 @@ fn together(backend: &mut dyn Backend, requests: &[SlotRequest], seed: u32) -> V
                 tokens: &rest[..n],
                 start: running.fed,
                 last: n == rest.len(),
+                next: None,
             });
             running.fed += n;
         }
@@ -210,6 +211,7 @@ fn what_ails_one_prompt_ails_no_other_and_no_step() {
             tokens,
             start: 0,
             last: true,
+            next: None,
         };
         let failed = backend
             .feed(&[part(1, &wrong), part(2, &requests[2].prompt)], true)

@@ -19,6 +19,7 @@ use onegraph::backend::cuda::driver::info::DeviceInfo;
 use onegraph::backend::cuda::driver::nvrtc::Nvrtc;
 use onegraph::backend::cuda::driver::peaks;
 use onegraph::backend::cuda::driver::source::{Source, Variant};
+use onegraph::backend::cuda::lower::drafting::Launches;
 use onegraph::backend::cuda::lower::layout::repack_variant;
 use onegraph::backend::cuda::lower::lowering::{Pass, Path};
 use onegraph::backend::cuda::lower::rounds::Drawn;
@@ -170,6 +171,11 @@ fn kernels(number: u32) -> HashSet<Variant> {
     for (n_vocab, verifies) in [(32_003, false), (151_936, false), (151_936, true)] {
         kernels.insert(sample::variant(n_vocab, 4096, verifies));
     }
+    let drafts = Launches {
+        n_vocab: 151_936,
+        n_embd: 5120,
+    };
+    kernels.insert(drafts.variant());
     kernels.insert(exact_sums::variant());
     kernels.extend(peaks::variants());
     kernels

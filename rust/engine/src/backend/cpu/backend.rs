@@ -1,5 +1,7 @@
 //! Sequences on the interpreter: which row comes next in each slot, and what is drawn from it.
 
+mod drafter;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,6 +45,8 @@ struct Sequence {
     generated: usize,
     /// Drawn, not yet fed; `None` before the first draw and after the last.
     next: Option<u32>,
+    /// Of a model with a drafter, what the guess behind that token goes by.
+    hidden: Vec<f32>,
     /// Of a constrained sequence, what each row of its next draw may choose among.
     allowed: Option<Vec<Allowed>>,
     paused: bool,
@@ -56,6 +60,8 @@ struct Rows {
     position: usize,
     /// How many of them, the last ones, are drawn from.
     drawn: usize,
+    /// Of a prompt the token behind it, where that is known.
+    behind: Option<u32>,
 }
 
 impl Rows {
@@ -66,6 +72,7 @@ impl Rows {
             tokens: part.tokens.to_vec(),
             position: part.start,
             drawn: usize::from(part.last),
+            behind: part.next,
         }
     }
 
@@ -127,6 +134,8 @@ impl Sequence {
             token,
             finish,
             logprobs,
+            row: 0,
+            drafted: 0,
         }
     }
 
@@ -138,6 +147,8 @@ impl Sequence {
             token: 0,
             finish: Some(Finish::Failed(error)),
             logprobs: None,
+            row: 0,
+            drafted: 0,
         }
     }
 }
@@ -147,6 +158,16 @@ fn unconstrained(slot: usize) -> Error {
     Error::Internal(format!(
         "the tokens that slot {slot} may draw are not said as it draws them"
     ))
+}
+
+/// Where the tokens of all rows stand: positions and slots.
+fn places(rows: &[Rows]) -> (Vec<u32>, Vec<u32>) {
+    let (mut positions, mut slots) = (Vec::new(), Vec::new());
+    for own in rows {
+        positions.extend((own.position as u32..).take(own.tokens.len()));
+        slots.resize(positions.len(), own.slot as u32);
+    }
+    (positions, slots)
 }
 
 impl CpuBackend {
@@ -244,7 +265,11 @@ impl CpuBackend {
                         simd::run(level, draw)
                     }
                 };
-                let event = sequence.advance(own.slot, drawn, n_ctx);
+                let event = Event {
+                    row,
+                    drafted: own.drawn.saturating_sub(1),
+                    ..sequence.advance(own.slot, drawn, n_ctx)
+                };
                 // The next row is of this token only where it was drafted.
                 let goes_on =
                     event.finish.is_none() && own.drawn().get(row + 1) == Some(&event.token);
@@ -280,6 +305,7 @@ impl CpuBackend {
                     drawn: tokens.len(),
                     tokens,
                     position: sequence.position,
+                    behind: None,
                 });
             }
         }
@@ -301,6 +327,7 @@ impl CpuBackend {
     fn decode_rows(&mut self, rows: &[Rows]) -> Result<Vec<usize>> {
         let (failed, with_draft) = self.compute_rows(rows)?;
         self.draw_rows(rows, &failed);
+        self.follow(rows)?;
         Ok(with_draft)
     }
 
@@ -342,13 +369,11 @@ impl CpuBackend {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        let (mut tokens, mut positions, mut slots) = (Vec::new(), Vec::new(), Vec::new());
+        let (positions, slots) = places(rows);
+        let mut tokens = Vec::new();
         let mut out_rows = Vec::new();
         for own in rows {
-            let first = own.position as u32;
             tokens.extend(&own.tokens);
-            positions.extend((first..).take(own.tokens.len()));
-            slots.extend(own.tokens.iter().map(|_| own.slot as u32));
             let end = tokens.len() as u32;
             out_rows.extend(end - own.drawn as u32..end);
         }
@@ -387,6 +412,7 @@ impl CpuBackend {
             self.sequence(own.slot)?.position = own.position + own.tokens.len();
         }
         self.draw_rows(&rows, &failed);
+        self.follow(&rows)?;
         Ok(refused)
     }
 }
@@ -460,6 +486,7 @@ impl Backend for CpuBackend {
             position: 0,
             generated: 0,
             next: None,
+            hidden: Vec::new(),
             allowed: request.constrained.then(Vec::new),
             paused: false,
         });
@@ -525,6 +552,7 @@ impl Backend for CpuBackend {
         if let Some((rows, failed)) = self.undrawn.take() {
             self.queued = true;
             self.draw_rows(&rows, &failed);
+            self.follow(&rows)?;
         }
         Ok(())
     }
@@ -542,6 +570,15 @@ impl Backend for CpuBackend {
         });
         // Once more as if nothing had been drafted.
         self.decode_rows(&rows).map(|_| ())
+    }
+
+    fn most_guessed(&self) -> usize {
+        self.most_guessed()
+    }
+
+    fn decode_guessed(&mut self, tokens: usize) -> Result<()> {
+        let drafts = self.guess(tokens)?;
+        self.decode_drafted(&drafts)
     }
 
     fn row_cost(&self) -> f32 {

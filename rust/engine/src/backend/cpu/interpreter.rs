@@ -17,7 +17,7 @@ use super::recurrence::{Around, DeltaNet, ShortConv, States};
 use super::reserve::{filled, reserve};
 use super::rowwise::{self, CosSin, LayerNorm, Normed, RmsNorm};
 use super::simd::{self, Level};
-use crate::backend::{no_hidden, Batch, Kind, KvPages, Runner, RunnerOptions, Weights};
+use crate::backend::{no_drafter, no_hidden, Batch, Kind, KvPages, Runner, RunnerOptions, Weights};
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, Op, Plan, RopeTable, TableRow, WeightId};
 
@@ -222,6 +222,39 @@ impl Interpreter {
     /// The hidden states of the last pass, which was for those, `[rows, n_embd]`.
     pub fn states(&self) -> &[f32] {
         self.hidden.as_ref().map_or(&[], |(_, x)| self.buffer(*x))
+    }
+
+    /// Runs the drafter's ops behind a pass, of the same rows; `tokens` are those that follow.
+    ///
+    /// # Errors
+    /// Those of no sequence: what ails one is its drafts' alone.
+    pub fn follow(&mut self, batch: &Batch<'_>) -> Result<()> {
+        let plan = self.plan.clone();
+        let ops = plan.drafter.iter().flat_map(|drafter| &drafter.follow.ops);
+        self.draft(&ops.cloned().collect::<Vec<_>>(), batch)
+    }
+
+    /// Logits of the tokens behind those of the batch, of which the drafter has [`Drafter::hidden`].
+    ///
+    /// # Errors
+    /// As [`Interpreter::follow`]; [`Error::Internal`] of a plan without a drafter.
+    pub fn guess(&mut self, batch: &Batch<'_>) -> Result<&[f32]> {
+        let plan = self.plan.clone();
+        let drafter = plan.drafter.as_ref().ok_or_else(no_drafter)?;
+        self.draft(&drafter.guess.ops, batch)?;
+        Ok(self.buffer(drafter.guess.logits))
+    }
+
+    fn draft(&mut self, ops: &[Op], batch: &Batch<'_>) -> Result<()> {
+        let done = self.run(ops, batch);
+        self.failures.clear();
+        done.or_else(|e| e.slot().map(drop).ok_or(e))
+    }
+
+    /// Sets the rows of a buffer for the next pass.
+    pub fn set(&mut self, id: BufferId, rows: &[f32]) {
+        self.buffers[id.0].clear();
+        self.buffers[id.0].extend_from_slice(rows);
     }
 
     fn run(&mut self, ops: &[Op], batch: &Batch<'_>) -> Result<()> {
@@ -449,6 +482,18 @@ impl Interpreter {
                 self.buffers[out.0] = slice;
                 Ok(())
             }
+            Op::Concat { x, y, out } => {
+                let width = self.plan.buffer(*x).width;
+                let mut both = self.take(*out);
+                let rows = self.buffers[x.0].chunks_exact(width);
+                let rows = rows.zip(self.buffers[y.0].chunks_exact(width));
+                for (out, (x, y)) in both.chunks_exact_mut(2 * width).zip(rows) {
+                    out[..width].copy_from_slice(x);
+                    out[width..].copy_from_slice(y);
+                }
+                self.buffers[out.0] = both;
+                Ok(())
+            }
             Op::ShortConv {
                 x,
                 weight,
@@ -660,8 +705,7 @@ impl Runner for Interpreter {
     }
 
     fn write(&mut self, id: BufferId, rows: &[f32]) -> Result<()> {
-        self.buffers[id.0].clear();
-        self.buffers[id.0].extend_from_slice(rows);
+        self.set(id, rows);
         Ok(())
     }
 

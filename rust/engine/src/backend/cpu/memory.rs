@@ -71,8 +71,18 @@ fn activations(plan: &Plan, options: &RunnerOptions) -> u64 {
     sum(all.map(|bytes| bytes as u64))
 }
 
+/// All ops of a plan, its drafter's too.
+fn ops(plan: &Plan) -> impl Iterator<Item = &Op> {
+    plan.parts().flat_map(|part| &part.ops)
+}
+
 /// What the largest group of products works on.
 fn products(plan: &Plan, options: &RunnerOptions) -> u64 {
+    let of = |part| products_of(part, options);
+    plan.parts().map(of).max().unwrap_or(0)
+}
+
+fn products_of(plan: &Plan, options: &RunnerOptions) -> u64 {
     let mut most = 0;
     let mut at = 0;
     while at < plan.ops.len() {
@@ -113,7 +123,7 @@ fn by_experts(plan: &Plan, options: &RunnerOptions) -> u64 {
             .saturating_add(gathered)
             .max(of(ranks.saturating_mul(w.n_out), 1))
     };
-    plan.ops.iter().map(bytes).max().unwrap_or(0)
+    ops(plan).map(bytes).max().unwrap_or(0)
 }
 
 /// The longest rows of a product with a norm.
@@ -133,7 +143,7 @@ fn normed(plan: &Plan, options: &RunnerOptions) -> u64 {
         }
         _ => 0,
     };
-    plan.ops.iter().map(bytes).max().unwrap_or(0) as u64
+    ops(plan).map(bytes).max().unwrap_or(0) as u64
 }
 
 /// What attention works on.
@@ -154,7 +164,7 @@ fn trials(plan: &Plan, options: &RunnerOptions) -> u64 {
         }
         _ => 0,
     };
-    plan.ops.iter().map(bytes).max().unwrap_or(0)
+    ops(plan).map(bytes).max().unwrap_or(0)
 }
 
 /// Of each slot: the logits under way, counts of what was said, two lists of candidates; and of what

@@ -79,6 +79,8 @@ pub struct Generation {
     /// Tokens drafted so far, and those of them that were drawn.
     pub drafted: usize,
     pub accepted: usize,
+    /// Steps that verified such.
+    pub rounds: usize,
     /// Who wants the keys and values of the prompt.
     pub save: Option<Sender<Result<Content>>>,
 }
@@ -283,6 +285,7 @@ impl Active {
                 cached: self.sequence.cached(),
                 completion: g.given,
                 drafted: g.drafted,
+                rounds: g.rounds,
                 accepted: g.accepted,
             },
             timings,

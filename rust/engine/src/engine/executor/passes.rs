@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Active, Executor, Task};
-use crate::backend::{Draft, LogitsPath, Part, TextPart, ROUND_ROWS};
+use crate::backend::{Draft, LogitsPath, Part, TextPart, ROUND_ROWS, STEPS_AHEAD};
 use crate::engine::constrain::all_allowed;
 use crate::engine::lookup::{Text, MOST_DRAFTED};
 use crate::engine::pace::MIN_ROWS;
@@ -104,6 +104,7 @@ impl Executor {
         let begun = Instant::now();
         self.round.feeding.get_or_insert(begun);
         (self.round.fed, self.round.pass, self.round.stalled) = (true, None, None);
+        self.gate.interrupt();
         let first = step.prefill.first();
         let first = first.and_then(|chunk| self.active[chunk.slot].as_ref());
         let stepped = match first.map(Active::phase) {
@@ -146,6 +147,7 @@ impl Executor {
                 tokens: &active.prompt()[start..start + chunk.rows],
                 start,
                 last: chunk.last,
+                next: active.prompt().get(start + chunk.rows).copied(),
             })
         });
         let parts: Vec<Part<'_>> = parts.collect();
@@ -343,11 +345,13 @@ impl Executor {
         let mut drafts = self.drafts(settled, draft_rows)?;
         if drafts.is_empty() {
             while self.decodes() && self.backend.may_queue() {
-                if let Err(e) = self.backend.decode() {
+                if let Err(e) = self.queue_step() {
                     return self.fail_decoding(&e);
                 }
             }
         } else if settled {
+            self.guesses = false;
+            self.gate.interrupt();
             self.constrain_round(&mut drafts)?;
             if let Err(e) = self.backend.decode_drafted(&drafts) {
                 return self.fail_decoding(&e);
@@ -358,6 +362,53 @@ impl Executor {
         self.constrain()?;
         self.paces.step_took = begun.elapsed();
         Ok(())
+    }
+
+    /// Queues a step, or a round that the model drafts for.
+    fn queue_step(&mut self) -> Result<()> {
+        let drafted = self.guessed_tokens()?;
+        match drafted {
+            0 => self.backend.decode(),
+            n => {
+                self.guesses = true;
+                self.backend.decode_guessed(n)
+            }
+        }
+    }
+
+    /// How many tokens the model is to draft for every sequence that decodes: none where one of them is
+    /// constrained, or its pages have no room for what may be wrong.
+    fn guessed_tokens(&mut self) -> Result<usize> {
+        if !self.gate.drafts() {
+            return Ok(0);
+        }
+        let decoding = self.active.iter_mut().flatten().filter(|a| a.decodes());
+        let mut longest = 0;
+        let mut sequences = Vec::new();
+        for active in decoding {
+            if let Task::Generate(g) = &active.task {
+                if g.constrained.is_some() {
+                    self.gate.interrupt();
+                    return Ok(0);
+                }
+                let tokens = g.request.prompt.len() + g.drawn.len();
+                let left = g.request.max_tokens.saturating_sub(g.drawn.len());
+                longest = longest.max(tokens);
+                sequences.push((&mut active.sequence, tokens, left));
+            }
+        }
+        let n = sequences.len();
+        let mut drafted = self.gate.choose(n, longest);
+        for (sequence, tokens, left) in sequences {
+            let rows = STEPS_AHEAD * (1 + drafted);
+            let wanted = tokens + rows.min(left);
+            sequence.grow(&mut *self.backend, wanted)?;
+            if sequence.capacity() < wanted {
+                drafted = 0;
+            }
+        }
+        self.gate.queue(n, longest, drafted, Instant::now());
+        Ok(drafted)
     }
 
     /// Has the pages that layers with a window need for the steps that may be queued now.
@@ -463,7 +514,9 @@ impl Executor {
             }
             if settled && is_guess {
                 g.drafted += tokens.len();
+                g.rounds += 1;
                 self.publisher.done().drafted_tokens += tokens.len() as u64;
+                self.publisher.done().draft_rounds += 1;
             }
             drafts.push(Draft { slot, tokens });
         }

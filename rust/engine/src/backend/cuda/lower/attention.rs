@@ -160,6 +160,14 @@ pub struct MergeBytes {
 }
 
 impl MergeBytes {
+    /// Room for either.
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            partial: self.partial.max(other.partial),
+            tickets: self.tickets.max(other.tickets),
+        }
+    }
+
     /// For passes of up to `rows` rows, `out` of them in a step.
     pub fn new(plan: &Plan, shapes: &Attention, rows: usize, out: usize) -> Self {
         let mut most = Self::default();

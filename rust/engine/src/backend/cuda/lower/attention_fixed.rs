@@ -56,7 +56,7 @@ const PROMPT_DIM: usize = 128;
 pub fn specs(l: &Lowering, op: &AttentionOp, pass: &Pass, before: usize) -> Result<Vec<Spec>> {
     let step_specs = |of, at_once| step_specs(l, op, pass, of, at_once, before);
     let mut specs = match pass.path {
-        Path::Decode | Path::Round => step_specs(0..pass.rows, pass.rows)?,
+        Path::Decode | Path::Round | Path::Guess => step_specs(0..pass.rows, pass.rows)?,
         Path::Prefill { .. } => {
             let (prompt, rows) = (pass.prompt_rows(), pass.rows);
             let mut specs = match prompt_stages(l, op) {

@@ -139,14 +139,15 @@ pub struct Wanted {
     pub vectors: Vec<WeightId>,
 }
 
-/// The weights that `fused` reads, each once in each order.
+/// The weights that fused plans of one set of ids read, each once in each order.
 ///
 /// # Errors
 /// [`Error::Internal`] for rows that are no whole blocks.
-pub fn wanted(plan: &Plan, fused: &[FusedOp]) -> Result<Wanted> {
+pub fn wanted<'a>(plans: impl Iterator<Item = (&'a Plan, &'a [FusedOp])>) -> Result<Wanted> {
     let mut found = Wanted::default();
     let (mut matrices, mut vectors) = (HashSet::new(), HashSet::new());
-    for FusedOp { op, ops, .. } in fused {
+    let all = plans.flat_map(|(plan, fused)| fused.iter().map(move |fused| (plan, fused)));
+    for (plan, FusedOp { op, ops, .. }) in all {
         let used = ops.iter().flat_map(|at| plan.ops[*at].signature().weights);
         let (more, whole): (Vec<_>, Vec<_>) = used.partition(|used| used.role.is_vector());
         let alone = |used: Used| (vec![used.id], Order::Natural);

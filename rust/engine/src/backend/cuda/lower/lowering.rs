@@ -14,7 +14,7 @@ use crate::plan::{BufferId, Op, Plan, Rows, WeightId};
 use crate::quant::QuantType;
 
 /// A plan, what it runs on, and where everything lies.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Lowering {
     pub plan: Arc<Plan>,
     pub fused: FusedPlan,
@@ -33,7 +33,7 @@ pub struct Lowering {
 }
 
 /// Where on the card everything lies that a launch may name.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Addresses {
     /// By [`BufferId`], `[rows][width]` f32.
     pub buffers: Vec<u64>,
@@ -99,6 +99,8 @@ pub enum Path {
     Decode,
     /// Steps that verify drafts, which are rows of their sequence.
     Round,
+    /// A drafter's guesses, each of a sequence of its own.
+    Guess,
     /// Parts of prompts. The last `steps` rows are those of a step beside them, sequences of their own.
     Prefill { steps: usize },
 }
@@ -132,14 +134,14 @@ impl Pass {
 
     /// Whether no two rows are of one sequence.
     pub fn one_row_per_sequence(&self) -> bool {
-        self.rows == 1 || self.inputs.state != 0
+        self.rows == 1 || self.inputs.state != 0 || self.path == Path::Guess
     }
 
     /// How many rows, from the first on, may be neighbours in a sequence: those behind are alone.
     pub fn prompt_rows(&self) -> usize {
         match self.path {
             _ if self.one_row_per_sequence() => 0,
-            Path::Decode | Path::Round => self.rows,
+            Path::Decode | Path::Round | Path::Guess => self.rows,
             Path::Prefill { steps } => self.rows.saturating_sub(steps),
         }
     }
@@ -194,7 +196,7 @@ impl Lowering {
         PassShape {
             rows: pass.rows,
             out: pass.out,
-            is_step: pass.path == Path::Decode && pass.one_row_per_sequence(),
+            is_step: matches!(pass.path, Path::Decode | Path::Guess) && pass.one_row_per_sequence(),
             sms: self.card.sm_count as usize,
         }
     }

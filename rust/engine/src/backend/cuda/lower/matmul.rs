@@ -87,6 +87,16 @@ pub struct ProductBytes {
 }
 
 impl ProductBytes {
+    /// Room for either.
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            tiles: self.tiles.max(other.tiles),
+            squares: self.squares.max(other.squares),
+            sums: self.sums.max(other.sums),
+            tickets: self.tickets.max(other.tickets),
+        }
+    }
+
     /// For passes of up to `rows` rows.
     pub fn new(plan: &Plan, fused: &[FusedOp], rows: usize) -> Self {
         let mut bytes = Self::default();

@@ -331,6 +331,15 @@ shared! {
     }
 
     /// elementwise.cu
+    pub struct Concat = "ConcatParams" {
+        /// `[n / (2 * width)][width]` f32.
+        pub x: u64, pub y: u64,
+        /// `[n]` f32.
+        pub out: u64,
+        pub n: u64, pub width: u32, pub unused: u32,
+    }
+
+    /// elementwise.cu
     pub struct Scale = "ScaleParams" {
         /// `[n]` f32.
         pub x: u64,

@@ -15,7 +15,7 @@ use crate::plan::fuse::{Fused, FusedOp, MixOp, PassFusion, ProductOp};
 use crate::plan::{Op, Plan};
 
 /// Memory that kernels share beside the buffers of the plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Scratch {
     pub merge: MergeBytes,
     pub products: ProductBytes,
@@ -31,6 +31,25 @@ impl Scratch {
             products: ProductBytes::new(plan, fused, rows),
             groups: experts::list_bytes(plan, fused, rows),
         }
+    }
+
+    /// The most that any of these plans takes.
+    pub fn of_all<'a>(
+        plans: impl Iterator<Item = (&'a Plan, &'a [FusedOp])>,
+        shapes: &Shapes,
+        rows: usize,
+        out: usize,
+    ) -> Self {
+        let mut most = Self::default();
+        for (plan, fused) in plans {
+            let own = Self::new(plan, fused, shapes, rows, out);
+            most = Self {
+                merge: most.merge.max(own.merge),
+                products: most.products.max(own.products),
+                groups: most.groups.max(own.groups),
+            };
+        }
+        most
     }
 
     /// Of the counters that all kernels leave at zero.

@@ -6,8 +6,8 @@ use super::layout::Order;
 use super::lowering::{Lowering, Pass, Path};
 use super::norm;
 use super::params::{
-    Add, AddRow, Embed, Gelu, Glu, KvScatter, KvView, Rope, Scale, ScaleBy, ScaleRanks, SelectRows,
-    Slice, SlotState, SoftCap, CONSTANTS,
+    Add, AddRow, Concat, Embed, Gelu, Glu, KvScatter, KvView, Rope, Scale, ScaleBy, ScaleRanks,
+    SelectRows, Slice, SlotState, SoftCap, CONSTANTS,
 };
 use super::shape::Segments;
 use super::{recurrence, rounds};
@@ -44,7 +44,7 @@ static QK_NORM_ROPE: Source = source!("qk_norm_rope.cu", CONSTANTS, QkNormRope);
 static KV_SCATTER: Source = source!("kv_scatter_fixed.cu", CONSTANTS, KvScatter, KvView);
 static ELEMENTWISE: Source = source! {
     "elementwise.cu", CONSTANTS, Add, Glu, Scale, ScaleBy, ScaleRanks, SoftCap, Gelu, AddRow,
-    Slice, SelectRows
+    Slice, Concat, SelectRows
 };
 
 constants! {
@@ -329,9 +329,21 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             };
             Spec::new(elementwise(), "slice", grid(n), THREADS, &params)
         }
+        Op::Concat { x, y, out } => {
+            let n = l.elements(out, pass);
+            let params = Concat {
+                x: l.address(x),
+                y: l.address(y),
+                out: l.address(out),
+                n,
+                width: l.plan.buffer(x).width as u32,
+                unused: 0,
+            };
+            Spec::new(elementwise(), "concat", grid(n), THREADS, &params)
+        }
         Op::ShortConv { .. } | Op::GatedConv { .. } | Op::DeltaNet { .. } => match pass.path {
             Path::Round => rounds::verify(l, op, pass)?,
-            Path::Decode | Path::Prefill { .. } => recurrence::spec(l, op, pass)?,
+            Path::Decode | Path::Guess | Path::Prefill { .. } => recurrence::spec(l, op, pass)?,
         },
         // Without a row to pick, and where every row is one, the next op reads `x` itself.
         Op::SelectRows { .. } if pass.out == 0 || pass.all => return Ok(None),

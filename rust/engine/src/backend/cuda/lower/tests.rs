@@ -118,7 +118,7 @@ pub fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering
     let plan = Arc::new(plan(ty));
     let kv_type = quant::kv_by_name(kv_type).unwrap();
     let fused = FusedPlan::new(&plan, is_fused);
-    let wanted = wanted(&plan, &fused.list).unwrap();
+    let wanted = wanted(std::iter::once((&*plan, &fused.list[..]))).unwrap();
     let matrix = |(i, m): (u64, &Matrix)| ((m.ids.clone(), m.order), WEIGHTS + (i << 32));
     let vector = |(i, id): (u64, &WeightId)| (*id, 2 * WEIGHTS + (i << 32));
     let kv = KvView {
@@ -160,7 +160,7 @@ pub fn with(mut l: Lowering, plan: Plan) -> Lowering {
     plan.check().unwrap();
     l.plan = Arc::new(plan);
     l.fused = FusedPlan::new(&l.plan, true);
-    let wanted = wanted(&l.plan, &l.fused.list).unwrap();
+    let wanted = wanted(std::iter::once((&*l.plan, &l.fused.list[..]))).unwrap();
     let places = (1u64..).zip(wanted.matrices);
     l.at.matrices = places.map(|(i, m)| ((m.ids, m.order), i << 44)).collect();
     l

@@ -4,6 +4,7 @@
 //! tokens.
 
 mod feed;
+mod rounds;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use crate::backend::cuda::driver::source::Variant;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::{
     Backend, Draft, Event, GpuOptions, GraphMode, Inspect, Kind, Limits, LogitsPath, Needs, Part,
-    RunnerOptions, SharedStats, SlotRequest, Storage, TextPart, Weights, STEPS_AHEAD,
+    RunnerOptions, SharedStats, SlotRequest, Storage, TextPart, Weights, MOST_GUESSED, STEPS_AHEAD,
 };
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -403,27 +404,15 @@ impl Backend for CudaBackend {
     }
 
     fn decode_drafted(&mut self, drafts: &[Draft]) -> Result<()> {
-        let rounds = self.sequences.rounds(drafts);
-        let rows = rounds.iter().map(|round| round.tokens.len()).sum();
-        self.check_round(drafts, rows)?;
-        if rounds.is_empty() {
-            self.idle = true;
-            return Ok(());
-        }
-        let mut row = 0;
-        for round in &rounds {
-            self.allow_rows(row, round.slot, round.epoch, round.tokens.len())?;
-            row += round.tokens.len();
-        }
-        let key = self.dispatch.choose_round(rows);
-        self.prepare(key)?;
-        self.decoder.set_rounds(&rounds, key.rows)?;
-        self.decoder.run(key)?;
-        let owner = |round: &Round| vec![(round.slot, round.epoch); round.tokens.len()];
-        self.decoder
-            .ring
-            .push(rounds.iter().flat_map(owner).collect(), true);
-        Ok(())
+        self.queue_drafted(drafts)
+    }
+
+    fn most_guessed(&self) -> usize {
+        self.decoder.drafts.as_ref().map_or(0, |_| MOST_GUESSED)
+    }
+
+    fn decode_guessed(&mut self, tokens: usize) -> Result<()> {
+        self.queue_guessed(tokens)
     }
 
     fn row_cost(&self) -> f32 {

@@ -27,6 +27,8 @@ pub enum Purpose {
     Draw,
     /// A decode step that verifies drafts: rows are the host's.
     Round,
+    /// The same of so many tokens of each sequence that the model drafts: `rows` are sequences.
+    Guessed { drafted: usize },
     /// A chunk of prompts, the last `steps` rows a step beside them; it draws from `wanted` rows.
     Chunk { wanted: usize, steps: usize },
     /// A part of a prompt, for the logits of all rows.
@@ -51,12 +53,18 @@ pub struct Key {
 impl Purpose {
     /// Whether it is a step, which padding alone does not change: of few sizes, captured at once and kept.
     pub fn is_step(self) -> bool {
-        matches!(self, Self::Step | Self::Undrawn | Self::Draw | Self::Round)
+        matches!(
+            self,
+            Self::Step | Self::Undrawn | Self::Draw | Self::Round | Self::Guessed { .. }
+        )
     }
 
     /// Whether its launches count a step.
     pub fn counts(self) -> bool {
-        matches!(self, Self::Step | Self::Draw | Self::Round)
+        matches!(
+            self,
+            Self::Step | Self::Draw | Self::Round | Self::Guessed { .. }
+        )
     }
 }
 
@@ -75,6 +83,9 @@ impl Key {
             Purpose::Undrawn => format!("the decode step of {rows} rows before its draw"),
             Purpose::Draw => format!("the draw of a decode step of {rows} rows"),
             Purpose::Round => format!("the step of {rows} rows that verifies drafts"),
+            Purpose::Guessed { drafted } => {
+                format!("the round of {rows} sequences that drafts {drafted} tokens of each")
+            }
             Purpose::Chunk { .. } => format!("a prompt's chunk of {rows} rows"),
             Purpose::Logits => format!("a pass for the logits of {rows} rows"),
             Purpose::Hidden => format!("a text's chunk of {rows} rows for hidden states"),

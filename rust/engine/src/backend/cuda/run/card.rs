@@ -26,9 +26,10 @@ use crate::backend::cuda::lower::attention;
 use crate::backend::cuda::lower::layout::wanted;
 use crate::backend::cuda::lower::lowering::{Addresses, Lowering, Pass, ScratchAddresses};
 use crate::backend::cuda::lower::overflow;
+use crate::backend::cuda::lower::params::KvView;
 use crate::backend::cuda::lower::pass::{self, Scratch};
 use crate::backend::cuda::lower::rounds::{self, Drawn};
-use crate::backend::{RunnerOptions, Weights};
+use crate::backend::{no_drafter, RunnerOptions, Weights};
 use crate::error::{Error, Result};
 use crate::plan::fuse::FusedPlan;
 use crate::plan::{BufferId, Plan, RopeTable};
@@ -37,6 +38,8 @@ use crate::plan::{BufferId, Plan, RopeTable};
 #[derive(Debug)]
 pub struct Card {
     lowering: Lowering,
+    /// Of the drafter what follows and what guesses, where the plan has one.
+    drafter: Vec<Lowering>,
     weights: DeviceWeights,
     pub kv: KvPool,
     pub states: StatePool,
@@ -44,6 +47,8 @@ pub struct Card {
     _angles: Vec<DeviceBuffer>,
     /// A word a slot: see [`overflow`].
     overflows: HostBuffer,
+    /// The same of the drafter, which nobody reads.
+    _unheard: HostBuffer,
     scratch: ScratchBuffers,
     /// Inputs of passes whose rows the host gives.
     pub rows: RowBuffers,
@@ -53,6 +58,13 @@ pub struct Card {
     pdl: bool,
     pub stream: Stream,
     pub context: Arc<Context>,
+}
+
+/// Which plan of a drafter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DrafterPart {
+    Follow,
+    Guess,
 }
 
 /// Memory that kernels share beside the buffers of the plan.
@@ -159,22 +171,37 @@ impl Card {
             angles.push(buffer);
         }
         let overflows = HostBuffer::new(context, 8 * options.n_slots)?;
-        let fused = FusedPlan::new(&plan, options.gpu.fuse);
         let shapes = shapes::of(&context.info)?.0;
-        let bytes = Scratch::new(&plan, &fused.list, &shapes, max_rows, max_out);
+        let drafter = plan.drafter.as_ref();
+        let drafter = drafter.map(|d| [d.follow.clone(), d.guess.clone()].map(Arc::new));
+        let parts = std::iter::once(plan.clone()).chain(drafter.into_iter().flatten());
+        let fused = parts.map(|part| (FusedPlan::new(&part, options.gpu.fuse), part));
+        let fused: Vec<(FusedPlan, Arc<Plan>)> = fused.collect();
+        let lists = || fused.iter().map(|(fused, part)| (&**part, &fused.list[..]));
+        let bytes = Scratch::of_all(lists(), &shapes, max_rows, max_out);
         let scratch = ScratchBuffers::new(context, &bytes, &stream)?;
-        let weights = DeviceWeights::new(context, &plan, wanted(&plan, &fused.list)?)?;
+        let weights = DeviceWeights::new(context, &plan, wanted(lists())?)?;
+        let unheard = HostBuffer::new(context, 8 * options.n_slots)?;
+        let own = fused.first().map_or(&[][..], |(fused, _)| &fused.list);
+        // What ails a drafter's numbers is nobody's.
+        let own_layers = match plan.drafter {
+            Some(_) => plan.kv.len().saturating_sub(1),
+            None => plan.kv.len(),
+        };
+        let view = |layer| {
+            let view = kv.view(layer, overflow::storing(own, layer), overflows.address());
+            match layer < own_layers {
+                true => view,
+                false => KvView {
+                    reports: unheard.address(),
+                    saturated: unheard.address(),
+                    ..view
+                },
+            }
+        };
         let mut at = Addresses {
             buffers: buffers.iter().map(DeviceBuffer::address).collect(),
-            kv: (0..plan.kv.len())
-                .map(|layer| {
-                    kv.view(
-                        layer,
-                        overflow::storing(&fused.list, layer),
-                        overflows.address(),
-                    )
-                })
-                .collect(),
+            kv: (0..plan.kv.len()).map(view).collect(),
             cos_sin: angles.iter().map(DeviceBuffer::address).collect(),
             states: states.addresses(),
             rounds: states.round_addresses(),
@@ -184,19 +211,33 @@ impl Card {
         };
         weights.place(&mut at);
         let rows = RowBuffers::new(context, max_rows, plan.looks_ahead())?;
+        let mut lowerings = fused.into_iter().map(|(fused, plan)| Lowering {
+            plan,
+            fused,
+            shapes: shapes.clone(),
+            card: context.info.clone(),
+            kv_type: options.kv_type,
+            n_slots: options.n_slots,
+            n_ctx,
+            max_rows,
+            max_out,
+            at: at.clone(),
+        });
+        let lowering = lowerings.next();
+        let lowering = lowering.ok_or_else(|| Error::Internal("a model without a plan".into()))?;
+        let drafter: Vec<Lowering> = lowerings
+            .map(|l| Lowering {
+                at: Addresses {
+                    overflows: unheard.address(),
+                    ..l.at
+                },
+                ..l
+            })
+            .collect();
         Ok(Self {
-            lowering: Lowering {
-                plan,
-                fused,
-                shapes,
-                card: context.info.clone(),
-                kv_type: options.kv_type,
-                n_slots: options.n_slots,
-                n_ctx,
-                max_rows,
-                max_out,
-                at,
-            },
+            lowering,
+            drafter,
+            _unheard: unheard,
             weights,
             kv,
             states,
@@ -318,6 +359,15 @@ impl Card {
     /// [`Error::Internal`] for more rows than there is memory for.
     pub fn specs(&self, pass: &Pass) -> Result<Vec<Spec>> {
         pass::specs(&self.lowering, pass)
+    }
+
+    /// What the drafter's part of a pass consists of, as [`Card::specs`].
+    ///
+    /// # Errors
+    /// As there; [`Error::Internal`] of a plan without a drafter.
+    pub fn drafter_specs(&self, part: DrafterPart, pass: &Pass) -> Result<Vec<Spec>> {
+        let lowering = self.drafter.get(part as usize).ok_or_else(no_drafter)?;
+        pass::specs(lowering, pass)
     }
 
     /// What brings states forward by the rows of a round that count.

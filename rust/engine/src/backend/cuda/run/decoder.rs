@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::cache::{Cache, Key, Purpose, MOST_LISTS, WARM_UPS};
 use super::capture::capture_failure;
 use super::card::Card;
+use super::drafts::Drafts;
 use super::ready::{Ready, Way};
 use super::ring::Ring;
 use super::rows::RowBuffers;
@@ -20,8 +21,8 @@ use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::lower::lowering::{Inputs, Pass, Path};
 use crate::backend::cuda::lower::params::PADDING_SLOT;
 use crate::backend::cuda::lower::rounds::Drawn;
-use crate::backend::cuda::lower::sample::{Drafts, Draw, SampleShape};
-use crate::backend::{no_hidden, CapturedStep, RunnerOptions, Weights};
+use crate::backend::cuda::lower::sample::{Drafts as Drafted, Draw, SampleShape};
+use crate::backend::{no_drafter, no_hidden, CapturedStep, RunnerOptions, Weights};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
 
@@ -38,6 +39,8 @@ pub struct Decoder {
     row_slots: Vec<u32>,
     n_slots: usize,
     n_vocab: usize,
+    /// Where the plan has a drafter.
+    pub drafts: Option<Drafts>,
     pub card: Card,
 }
 
@@ -67,7 +70,11 @@ impl Decoder {
         // Every logit row is wanted, in order.
         let in_order: Vec<u32> = (0..max_out as u32).collect();
         rows.out_rows.write(0, &in_order, &card.stream)?;
+        let drafter = card.plan().drafter.as_ref();
+        let most = [max_rows, max_out];
+        let drafts = drafter.map(|d| Drafts::new(context, &card, d, n_slots, most, options.n_ctx));
         Ok(Self {
+            drafts: drafts.transpose()?,
             lists: Cache::new(MOST_LISTS),
             sampling: Sampling::new(context, &card.stream, n_slots, shape)?,
             ring: Ring::new(context, &card.stream, max_out)?,
@@ -85,7 +92,7 @@ impl Decoder {
     }
 
     /// The draw of a step, or of prompts' last rows.
-    fn draw_specs(&self, rows: usize, slots: u64, drafts: Option<Drafts>) -> Vec<Spec> {
+    fn draw_specs(&self, rows: usize, slots: u64, drafts: Option<Drafted>) -> Vec<Spec> {
         let (ring, step) = self.ring.addresses();
         self.sampling.specs(&Draw {
             rows,
@@ -124,33 +131,26 @@ impl Decoder {
                 };
                 if key.purpose != Purpose::Undrawn {
                     specs.extend(self.draw_specs(rows, inputs.state_slots, None));
+                    specs.extend(self.follow_step(rows, &inputs)?);
                 }
                 Ok(specs)
             }
-            Purpose::Round => {
-                let mut specs = self.card.specs(&Pass {
-                    path: Path::Round,
-                    ..Pass::step(rows, given)
-                })?;
-                let drafts = Drafts {
-                    tokens: given.tokens,
-                    positions: given.positions,
-                };
-                specs.extend(self.draw_specs(rows, given.state_slots, Some(drafts)));
-                let (ring, step) = self.ring.addresses();
-                specs.extend(self.card.commits(&Drawn {
-                    rows,
-                    inputs: given,
-                    ring,
-                    step,
-                    max_rows: self.card.max_out(),
-                }));
+            Purpose::Round => self.round_specs(rows),
+            Purpose::Guessed { drafted } => {
+                let (card, state) = (&self.card, self.sampling.state_address());
+                let drafts = self.drafts.as_ref().ok_or_else(no_drafter)?;
+                let mut specs = drafts.guesses(card, state, rows, drafted, &given)?;
+                specs.extend(self.round_specs(rows * (1 + drafted))?);
                 Ok(specs)
             }
             Purpose::Chunk { wanted, steps } => {
                 let mut specs = self.card.specs(&prefill(wanted, steps))?;
                 if wanted > 0 {
                     specs.extend(self.draw_specs(wanted, given.state_slots, None));
+                }
+                if let Some(drafts) = &self.drafts {
+                    let (card, state) = (&self.card, self.sampling.state_address());
+                    specs.extend(drafts.behind_prompts(card, state, [rows, wanted], &given)?);
                 }
                 Ok(specs)
             }
@@ -164,6 +164,40 @@ impl Decoder {
                 ..Pass::step(rows, given)
             }),
             Purpose::Rows { .. } => Err(Error::Internal(format!("{} decodes not", key.name()))),
+        }
+    }
+
+    /// A round of these rows, by the inputs that the host gives or what a drafter has guessed.
+    fn round_specs(&self, rows: usize) -> Result<Vec<Spec>> {
+        let given = self.card.rows.inputs();
+        let mut specs = self.card.specs(&Pass {
+            path: Path::Round,
+            ..Pass::step(rows, given)
+        })?;
+        let drafted = Drafted {
+            tokens: given.tokens,
+            positions: given.positions,
+        };
+        specs.extend(self.draw_specs(rows, given.state_slots, Some(drafted)));
+        let (ring, step) = self.ring.addresses();
+        specs.extend(self.card.commits(&Drawn {
+            rows,
+            inputs: given,
+            ring,
+            step,
+            max_rows: self.card.max_out(),
+        }));
+        specs.extend(self.follow_step(rows, &given)?);
+        Ok(specs)
+    }
+
+    /// What a drafter does behind the draw of a step or round.
+    fn follow_step(&self, rows: usize, inputs: &Inputs) -> Result<Vec<Spec>> {
+        match &self.drafts {
+            Some(drafts) => {
+                drafts.behind_step(&self.card, self.sampling.state_address(), rows, inputs)
+            }
+            None => Ok(Vec::new()),
         }
     }
 
@@ -235,6 +269,7 @@ impl Decoder {
     fn warm_up(&mut self, launches: &[Launch], key: Key) -> Result<()> {
         match key.purpose {
             Purpose::Round => self.set_rounds(&[], key.rows)?,
+            Purpose::Guessed { .. } => self.set_sequences(Vec::new(), key.rows)?,
             _ => self.set_row_slots(Vec::new(), key.rows)?,
         }
         for _ in 0..WARM_UPS {
@@ -258,6 +293,16 @@ impl Decoder {
             self.row_slots = slots;
         }
         Ok(())
+    }
+
+    /// Sets the sequences of the next rounds that a drafter guesses for; further ones up to `rows` are
+    /// padding.
+    ///
+    /// # Errors
+    /// [`Error::Device`]; [`Error::Internal`] of a plan without a drafter.
+    pub fn set_sequences(&mut self, slots: Vec<u32>, rows: usize) -> Result<()> {
+        let drafts = self.drafts.as_mut().ok_or_else(no_drafter)?;
+        drafts.set_sequences(slots, rows, &self.card.stream)
     }
 
     /// Sets the rows of the next round, which verifies drafts; further rows up to `rows` are padding.

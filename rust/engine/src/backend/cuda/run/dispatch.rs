@@ -59,6 +59,7 @@ pub fn chosen_sizes(wanted: &[usize], most: usize, limit: &str) -> Result<Vec<us
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SizeTable {
     sizes: Vec<usize>,
+    padding: bool,
     /// By number of rows; `None`: no size fits.
     by_rows: Vec<Option<usize>>,
 }
@@ -75,6 +76,7 @@ impl SizeTable {
         Self {
             by_rows: (0..=largest).map(fits).collect(),
             sizes,
+            padding,
         }
     }
 
@@ -236,6 +238,26 @@ impl Dispatch {
             purpose: Purpose::Round,
             way,
             rows: size.filter(|_| way != Way::Eager).unwrap_or(rows),
+        };
+        self.count(key);
+        key
+    }
+
+    /// As [`Dispatch::choose`], for a round of so many `sequences` of each of which so many tokens are
+    /// drafted by the model, all within [`ROUND_ROWS`].
+    pub fn choose_guessed(&mut self, sequences: usize, drafted: usize) -> Key {
+        let most = ROUND_ROWS / (1 + drafted);
+        let way = self.round_way;
+        if way == Way::Eager {
+            self.missed[0] += 1;
+        }
+        let key = Key {
+            purpose: Purpose::Guessed { drafted },
+            way,
+            rows: match self.rounds.padding && way != Way::Eager {
+                true => sequences.next_power_of_two().min(most).max(sequences),
+                false => sequences,
+            },
         };
         self.count(key);
         key

@@ -7,6 +7,7 @@ mod capture;
 pub mod card;
 pub mod decoder;
 pub mod dispatch;
+mod drafts;
 mod kv;
 pub mod prefill;
 pub mod ready;

@@ -425,6 +425,7 @@ mod tests {
             tokens: &tokens[..n],
             start: 0,
             last: true,
+            next: None,
         };
         let mut rest: Rest<'_> = [part(0, 10), part(1, 70)].into_iter().collect();
         let of = |parts: Vec<Part<'_>>| -> Vec<(usize, usize, bool)> {

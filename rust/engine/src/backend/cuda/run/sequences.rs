@@ -188,7 +188,11 @@ impl Sequences {
         logits: impl Fn(usize) -> Result<Vec<f32>>,
         overflow: impl Fn(usize, u64) -> Option<Error>,
     ) -> Result<()> {
+        let mut first = 0;
         for (row, (slot, epoch)) in step.rows.iter().enumerate() {
+            if step.rows[first].0 != *slot {
+                first = row;
+            }
             let Some(record) = ring.record(step, row) else {
                 continue;
             };
@@ -225,6 +229,12 @@ impl Sequences {
                 token,
                 finish,
                 logprobs,
+                row: row - first,
+                drafted: step.rows[first..]
+                    .iter()
+                    .take_while(|own| own.0 == *slot)
+                    .count()
+                    .saturating_sub(1),
             });
         }
         Ok(())

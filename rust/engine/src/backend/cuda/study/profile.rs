@@ -234,6 +234,7 @@ fn prompt(
         tokens,
         start,
         last,
+        next: None,
     };
     endless::start(decoder, &[slot])?;
     let mut measure = || {

@@ -46,9 +46,12 @@ impl CudaBackend {
         let steps = self.chunks.step_rows(rounds.len());
         let mut all = Rows::default();
         let mut draws = Vec::new();
+        let mut next = Vec::new();
         for part in parts {
             let until = part.start + part.tokens.len();
             all.push(part.slot, part.tokens, part.start, usize::from(part.last));
+            next.extend(part.tokens.iter().skip(1).copied());
+            next.push(part.next.unwrap_or(0));
             let epoch = self.sequences.epoch(part.slot)?;
             if part.last {
                 self.sequences.set_live(part.slot, until)?;
@@ -75,6 +78,10 @@ impl CudaBackend {
         }
         let card = &self.decoder.card;
         card.rows.write(&all, &card.stream)?;
+        if let Some(drafts) = &self.decoder.drafts {
+            next.resize(rows, 0);
+            drafts.set_next(&next, &card.stream)?;
+        }
         let mut slots: Vec<u32> = draws.iter().map(|(slot, _)| *slot as u32).collect();
         slots.resize(wanted, self.limits.n_slots as u32);
         card.rows.state_slots.write(0, &slots, &card.stream)?;

@@ -1,0 +1,112 @@
+//! Drafts by the model itself: behind every pass its drafter follows, and in front of a round it guesses.
+
+use super::{places, CpuBackend, Rows};
+use crate::backend::{Batch, Draft, MOST_GUESSED};
+use crate::error::Result;
+use crate::plan::Drafter;
+use crate::sampler;
+
+impl CpuBackend {
+    pub(super) fn most_guessed(&self) -> usize {
+        self.drafter().map_or(0, |_| MOST_GUESSED)
+    }
+
+    fn drafter(&self) -> Option<&Drafter> {
+        self.interpreter.plan().drafter.as_deref()
+    }
+
+    /// Stores what the drafter's layer keeps of the rows of the last pass, which were drawn from.
+    pub(super) fn follow(&mut self, rows: &[Rows]) -> Result<()> {
+        let Some(drafter) = self.drafter().filter(|_| !rows.is_empty()) else {
+            return Ok(());
+        };
+        let from = drafter.rows;
+        let mut tokens = Vec::new();
+        let mut last = Vec::new();
+        for own in rows {
+            let first = tokens.len();
+            tokens.extend(&own.tokens[1..]);
+            // Behind it stands what was drawn, or what no pass has fed yet.
+            tokens.push(own.behind.unwrap_or(0));
+            let Some(sequence) = self.slots[own.slot].as_ref().filter(|_| own.drawn > 0) else {
+                continue;
+            };
+            let end = (sequence.position - own.position).clamp(1, own.tokens.len());
+            if let Some(drawn) = sequence.next {
+                tokens[first + end - 1] = drawn;
+                last.push((own.slot, first + end - 1));
+            }
+        }
+        let (positions, slots) = places(rows);
+        self.interpreter.follow(&Batch {
+            tokens: &tokens,
+            positions: &positions,
+            slots: &slots,
+            out_rows: &[],
+        })?;
+        let width = self.interpreter.plan().buffer(from).width;
+        for (slot, row) in last {
+            let hidden = &self.interpreter.buffer(from)[row * width..][..width];
+            if let Some(sequence) = &mut self.slots[slot] {
+                sequence.hidden.clear();
+                sequence.hidden.extend_from_slice(hidden);
+            }
+        }
+        Ok(())
+    }
+
+    /// Drafts of up to `most` tokens for every slot that decodes: of each the largest logit, of equals the
+    /// first.
+    pub(super) fn guess(&mut self, most: usize) -> Result<Vec<Draft>> {
+        let mut drafts: Vec<Draft> = Vec::new();
+        let (mut tokens, mut positions, mut hidden) = (Vec::new(), Vec::new(), Vec::new());
+        let mut room = Vec::new();
+        for (slot, sequence) in self.slots.iter().enumerate() {
+            let running = sequence
+                .as_ref()
+                .filter(|s| !s.paused && s.allowed.is_none());
+            let Some((s, next)) = running.and_then(|s| Some((s, s.next?))) else {
+                continue;
+            };
+            let left = (s.max_tokens - s.generated).min(self.limits.n_ctx - s.position);
+            if s.hidden.is_empty() || left < 2 {
+                continue;
+            }
+            drafts.push(Draft {
+                slot,
+                tokens: Vec::new(),
+            });
+            tokens.push(next);
+            positions.push(s.position as u32 - 1);
+            hidden.extend_from_slice(&s.hidden);
+            room.push(left - 1);
+        }
+        let Some(into) = self
+            .drafter()
+            .map(|d| d.hidden)
+            .filter(|_| !drafts.is_empty())
+        else {
+            return Ok(drafts);
+        };
+        let slots: Vec<u32> = drafts.iter().map(|draft| draft.slot as u32).collect();
+        let out_rows: Vec<u32> = (0..slots.len() as u32).collect();
+        self.interpreter.set(into, &hidden);
+        for n in 0..most {
+            let logits = self.interpreter.guess(&Batch {
+                tokens: &tokens,
+                positions: &positions,
+                slots: &slots,
+                out_rows: &out_rows,
+            })?;
+            let rows = logits.chunks_exact(self.limits.n_vocab.max(1));
+            tokens = rows.map(|row| sampler::best(row).unwrap_or(0)).collect();
+            positions.iter_mut().for_each(|position| *position += 1);
+            for ((draft, token), room) in drafts.iter_mut().zip(&tokens).zip(&room) {
+                if n < *room {
+                    draft.tokens.push(*token);
+                }
+            }
+        }
+        Ok(drafts)
+    }
+}

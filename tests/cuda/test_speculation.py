@@ -1,0 +1,92 @@
+"""A model's own drafts on a card: rounds are graphs that need no host, and draw what steps draw."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shapes
+import synth
+from support.card_process import few_layers
+
+pytestmark = pytest.mark.thorough
+
+ROUNDS = """
+prompt, kv_type = given["prompt"], given["kv_type"]
+kinds = [
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 7, "logprobs": 2},
+    {"temperature": 0.0, "repeat_penalty": 1.2, "frequency_penalty": 2.0},
+    {"temperature": 1.0, "seed": 3, "frequency_penalty": 2.0, "repeat_last_n": 2, "top_k": 9},
+    {"temperature": 0.0, "stop_token_ids": [given["stop"]]},
+    {"temperature": 0.0, "prompt_lookup_num_tokens": 5},
+    {"temperature": 1.0, "seed": 8, "max_tokens": 3},
+]
+options = {"max_tokens": 20, "ignore_eos": True}
+asked = [{**options, **kind} for kind in kinds]
+asked.append({"max_tokens": 9, "seed": 9, "regex": "(one, two; )+"})
+def numbers(found):
+    logprobs = [(t.token_id, t.logprob) for t in found.logprobs or []]
+    return found.token_ids, found.finish_reason, logprobs
+load = {"n_ctx": 128, "max_batch": 3, "kv_type": kv_type, "prefill_chunk": 64, "progress": False}
+with onegraph.LLM(path, device="cpu", speculate="off", **load) as llm:
+    plain = [llm.generate(prompt, **kind) for kind in asked]
+    out["plain"] = [numbers(found) for found in plain]
+    turn = prompt + list(plain[2].token_ids) + [5, 6, 60]
+    out["turn"] = numbers(llm.generate(turn, **asked[3]))
+with onegraph.LLM(path, device="cpu", speculate=given["speculate"], **load) as llm:
+    found = [llm.generate(prompt, **kind) for kind in asked[:5]]
+    out["cpu"] = [(r.usage.accepted_tokens, numbers(r)) for r in found]
+with onegraph.LLM(path, device="cuda", speculate=given["speculate"], **load) as llm:
+    drafted = [llm.generate(prompt, **kind) for kind in asked]
+    out["drafted"] = [numbers(found) for found in drafted]
+    out["accepted"] = [found.usage.accepted_tokens for found in drafted]
+    graphs = llm.graph_stats()
+    out["eager"] = graphs.eager
+    ranked = [{"priority": i % 2, **kind} for i, kind in enumerate(asked)]
+    streams = [llm.generate(prompt, stream=True, **kind) for kind in ranked]
+    streams[1].close()
+    out["together"] = [[t for piece in stream for t in piece.token_ids] for stream in streams]
+    out["kept"] = numbers(llm.generate(turn, **asked[3]))
+    again = llm.generate(prompt, **asked[0])
+    out["again"] = numbers(again)
+    out["more_graphs"] = len(llm.graph_stats().captured) - len(graphs.captured)
+"""
+
+
+def drafting(name: str) -> shapes.Shape:
+    return dataclasses.replace(few_layers(shapes.find(name)), n_layer_nextn=1, tied=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_type", "speculate"),
+    [
+        ("tiny-qwen35", "i16", "mtp:3"),
+        ("tiny-qwen35", "q8_0", "auto"),
+        ("tiny-qwen35moe", "i16", "mtp:2"),
+        ("tiny-qwen3next", "i16", "mtp:7"),
+    ],
+)
+def test_guesses_change_no_token(
+    on_card: Any, tmp_path: Path, name: str, kv_type: str, speculate: str
+) -> None:
+    path, shape = tmp_path / "known.gguf", drafting(name)
+    synth.write(path, shape, "Q4_K_M", seed=1, known=True, agree=0.8)
+    after, prompt = synth.followers(shape), [60]
+    while len(prompt) < 9:
+        prompt.append(int(after[prompt[-1]]))
+    given = {"prompt": prompt, "stop": prompt[-1] + 6, "kv_type": kv_type, "speculate": speculate}
+    found = on_card(ROUNDS, path=path, **given)
+    plain = found["plain"]
+    assert found["drafted"] == plain
+    assert [own[1] for own in found["cpu"]] == plain[:5]
+    for i, tokens in enumerate(found["together"]):
+        assert tokens == plain[i][0][: len(tokens)]
+        assert i == 1 or len(tokens) == len(plain[i][0])
+    assert found["kept"] == found["turn"] and found["again"] == plain[0]
+    assert sum(found["accepted"]) > 5 and found["eager"] == 0
+    if speculate != "auto":
+        # The card guesses what the CPU guesses.
+        assert found["accepted"][:5] == [own[0] for own in found["cpu"]]

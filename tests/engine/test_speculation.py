@@ -1,0 +1,174 @@
+"""A model's own drafts: the layer behind the others guesses what it should, and no text changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onegraph
+import pytest
+import shapes
+import synth
+from onegraph import LLM, _native
+from support.reference import Reference, mean_kl
+
+SHAPES = ["tiny-qwen35", "tiny-qwen35moe", "tiny-qwen3next"]
+
+
+def drafting(name: str) -> shapes.Shape:
+    """A shape with a layer that guesses further tokens, and a head of its own."""
+    return dataclasses.replace(shapes.find(name), n_layer_nextn=1, tied=False)
+
+
+def known(path: Path, name: str, agree: float) -> list[int]:
+    """Writes a model whose next token is known; the token after each."""
+    synth.write(path, drafting(name), "Q8_0", seed=1, known=True, agree=agree)
+    return [int(t) for t in synth.followers(drafting(name))]
+
+
+def follow(after: list[int], first: int, n: int) -> list[int]:
+    tokens = [first]
+    while len(tokens) < n:
+        tokens.append(after[tokens[-1]])
+    return tokens
+
+
+@pytest.mark.parametrize("mix", ["Q8_0", "Q4_K_M"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_guesses_are_those_of_numpy(tmp_path: Path, name: str, mix: str) -> None:
+    path = tmp_path / "model.gguf"
+    synth.write(path, drafting(name), mix, seed=2)
+    reference = Reference(path)
+    ids = [int(i) for i in np.random.default_rng(3).integers(3, 250, 40)]
+    rows = reference.hidden(ids)[:-1].astype(np.float32)
+    n = len(rows)
+
+    def runner(part: str) -> Any:
+        options: Any = {"n_slots": 1, "n_ctx": 64, "n_pages": 2, "kv_type": "F32", "part": part}
+        made = _native.PlanRunner("cpu", str(path), None, **options)
+        made.map_pages(0, 0, [1])
+        return made
+
+    guess, followed, model = runner("guess"), runner("follow"), runner("model")
+    guess.write("draft_hidden", rows.tobytes())
+    guess.forward(ids[1:], list(range(n)), [0] * n, list(range(n)))
+    found = np.frombuffer(guess.read("draft_logits"), np.float32).reshape(n, -1)
+    assert mean_kl(reference.guesses(ids), found) < 5e-5
+    # What follows a pass makes its rows from those of the pass, and stores what a guess stores.
+    model.forward(ids[:-1], list(range(n)), [0] * n, [])
+    followed.write("x", model.read("x"))
+    followed.forward(ids[1:], list(range(n)), [0] * n, [])
+    own = np.frombuffer(followed.read("draft_rows"), np.float32)
+    assert np.median(np.abs(own.reshape(n, -1) - rows)) < 1e-2
+    guess.write("draft_hidden", own.tobytes())
+    guess.forward(ids[1:], list(range(n)), [0] * n, list(range(n)))
+    assert guess.read_kv() == followed.read_kv()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_as_many_guesses_are_right_as_was_set(tmp_path: Path, name: str) -> None:
+    shares = []
+    for agree in (1.0, 0.7, 0.0):
+        path = tmp_path / f"{agree}.gguf"
+        after = known(path, name, agree)
+        with LLM(path, device="cpu", n_ctx=256, max_batch=1, speculate="mtp:2") as llm:
+            found = llm.generate(follow(after, 60, 8), max_tokens=91, ignore_eos=True, seed=1)
+            assert found.token_ids == follow(after, after[follow(after, 60, 8)[-1]], 91)
+            used, stats = found.usage, llm.stats()
+            for name_of in ("drafted_tokens", "accepted_tokens", "draft_rounds"):
+                assert getattr(used, name_of) == getattr(stats, name_of)
+            assert used.drafted_tokens <= 2 * used.draft_rounds
+            shares.append(used.accepted_tokens / used.drafted_tokens)
+    # The last round may have had room for fewer.
+    assert shares[0] > 0.95 and shares[2] == 0
+    assert 0.35 < shares[1] < 0.85
+
+
+#: Requests of every kind that has a say in the next token.
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 4, "logprobs": 2},
+    {"temperature": 1.0, "seed": 5, "frequency_penalty": 0.7, "repeat_last_n": 7},
+    {"temperature": 0.0, "presence_penalty": 0.5, "repeat_penalty": 1.2},
+    {"temperature": 0.7, "seed": 6, "stop_token_ids": [90], "top_k": 5},
+    {"temperature": 1.0, "seed": 7, "regex": "(one, two, three; )+"},
+    {"temperature": 0.0, "prompt_lookup_num_tokens": 5},
+    {"temperature": 1.0, "seed": 8, "max_tokens": 3},
+]
+
+
+def numbers(found: onegraph.Result) -> tuple[Any, ...]:
+    return (found.text, found.token_ids, found.finish_reason, found.stop_reason, found.logprobs)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_texts_are_those_without_drafts(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "model.gguf"
+    prompt = follow(known(path, name, 0.7), 60, 9)
+    kinds = [{"max_tokens": 24, "ignore_eos": "regex" not in kind} | kind for kind in KINDS]
+    load: dict[str, Any] = {"device": "cpu", "n_ctx": 128, "max_batch": 4}
+    with LLM(path, speculate="off", **load) as llm:
+        plain = [llm.generate(prompt, **kind) for kind in kinds]
+        turn = prompt + list(plain[2].token_ids) + [5, 6, 60, 61]
+        again = llm.generate(turn, **kinds[2])
+    for speculate in ("auto", "mtp:1", "mtp:3") if name == "tiny-qwen35" else ("mtp:3",):
+        with LLM(path, speculate=speculate, **load) as llm:
+            drafted = [llm.generate(prompt, **kind) for kind in kinds]
+            assert [numbers(r) for r in drafted] == [numbers(r) for r in plain]
+            assert sum(r.usage.accepted_tokens for r in drafted[:3]) > 0
+            # Side by side, more than there are slots, one given up early.
+            streams = [llm.generate(prompt, stream=True, **kind) for kind in kinds]
+            streams[1].close()
+            for i, stream in enumerate(streams):
+                found = [token for piece in stream for token in piece.token_ids]
+                assert found == list(plain[i].token_ids)[: len(found)]
+                assert i == 1 or len(found) == len(plain[i].token_ids)
+            # What stands in the cache serves the next turn.
+            kept = llm.generate(turn, **kinds[2])
+            assert kept.usage.cached_tokens > len(prompt)
+            assert numbers(kept) == numbers(again)
+
+
+def test_few_pages_preempt_no_sequence_for_what_may_be_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    after = known(path, "tiny-qwen35", 0.8)
+    prompts = [follow(after, 60 + i, 50) for i in range(4)]
+    options: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "temperature": 0.9, "seed": 2}
+    load: dict[str, Any] = {"device": "cpu", "n_ctx": 128, "max_batch": 4}
+    with LLM(path, speculate="off", **load) as llm:
+        plain = [r.token_ids for r in llm.generate(prompts, **options)]
+    with LLM(path, speculate="mtp:3", kv_tokens=320, **load) as llm:
+        assert [r.token_ids for r in llm.generate(prompts, **options)] == plain
+        stats = llm.stats()
+        assert stats.preemptions > 0 and stats.accepted_tokens > 0
+
+
+def test_what_drafts_is_said_in_a_few_words(tmp_path: Path, tiny: Path) -> None:
+    with pytest.raises(onegraph.ArgumentError, match="no layer that drafts"):
+        LLM(tiny, device="cpu", speculate="mtp")
+    for wrong in ("warp", "mtp:0", "mtp:8", "mtp:", ""):
+        with pytest.raises(onegraph.ArgumentError, match=r"auto, off, mtp, or mtp:1 to mtp:7"):
+            LLM(tiny, device="cpu", speculate=wrong)
+    with LLM(tiny, device="cpu", speculate="auto") as llm:
+        assert llm.generate([5, 6], max_tokens=4).usage.drafted_tokens == 0
+
+
+def test_a_layer_that_is_cut_is_refused_and_one_that_is_left_out_drafts_nothing(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "model.gguf"
+    synth.write(path, drafting("tiny-qwen35"), "Q8_0")
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"nextn.hnorm.weight", b"nextn.hnorm.wrongs"))
+    with pytest.raises(onegraph.ModelError, match=r"nextn\.hnorm\.weight"):
+        LLM(path, device="cpu")
+    with LLM(path, device="cpu", speculate="off") as llm:
+        assert len(llm.generate([5, 6], max_tokens=4, ignore_eos=True).token_ids) == 4
+    # Some converters count the layer and leave it out.
+    path.write_bytes(whole.replace(b"nextn.eh_proj.weight", b"nextn.eh_proj.wrongs"))
+    with LLM(path, device="cpu") as llm:
+        assert llm.generate([5, 6], max_tokens=4, ignore_eos=True).usage.drafted_tokens == 0
+    with pytest.raises(onegraph.ArgumentError, match="no layer that drafts"):
+        LLM(path, device="cpu", speculate="mtp")
