@@ -26,6 +26,16 @@ CELL_PAUSE = 0.1
 CELL_WIDTH = 90
 
 
+class _Said:
+    """What is said each time that a bar is drawn."""
+
+    def __init__(self, said: Callable[[], str]) -> None:
+        self._said = said
+
+    def __str__(self) -> str:
+        return self._said()
+
+
 @contextlib.contextmanager
 def shown(
     wish: bool | Told | None,
@@ -56,26 +66,19 @@ def shown(
         DownloadColumn,
         MofNCompleteColumn,
         Progress,
-        ProgressColumn,
-        Task,
         TextColumn,
     )
     from rich.table import Column
-    from rich.text import Text
 
     columns = [
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn() if counts else DownloadColumn(binary_units=True),
     ]
-    if beside is not None:
-        said = beside()
-
-        class Beside(ProgressColumn):
-            def render(self, task: Task) -> Text:
-                return Text(said())
-
-        columns.append(Beside(table_column=Column(no_wrap=True)))
+    said = None if beside is None else _Said(beside())
+    if said:
+        column = Column(no_wrap=True)
+        columns.append(TextColumn("{task.fields[said]!s}", markup=False, table_column=column))
 
     if notebook:
         # In a notebook rich draws through ipywidgets, and warns where there are none.
@@ -88,7 +91,7 @@ def shown(
             yield None
             return
     bar = Progress(*columns, console=console, transient=True)
-    task = bar.add_task("", total=None)
+    task = bar.add_task("", total=None, said=said)
 
     def tell(what: str, done: int, total: int | None) -> None:
         if what.startswith("capture"):
