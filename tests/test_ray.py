@@ -145,7 +145,7 @@ def test_a_model_without_a_template_takes_no_conversations(tiny: Path, tmp_path:
 
 
 def test_columns_that_are_missing_or_in_the_way_are_refused(generate: Generate) -> None:
-    with pytest.raises(ArgumentError, match=r"'question': is not in the batch, which has text"):
+    with pytest.raises(ArgumentError, match=r"'question': not in the batch, which has text"):
         generate({"text": np.array(["tea"])})
     with pytest.raises(ArgumentError, match=r"'error': is already in the batch"):
         generate({"question": np.array(["tea"], dtype=object), "error": np.array([1])})

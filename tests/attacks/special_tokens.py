@@ -34,7 +34,7 @@ def with_specials(specials: list[str], kind: int = CONTROL) -> File:
 def attacks() -> Iterator[Attack]:
     # No two start alike, so that no table can share what they have in common.
     apart = [f"{i:04}" + "x" * 4092 for i in range(5000)]
-    refused = "5001 special tokens of 19.5 MiB of text need 332.0 MiB"
+    refused = "5001 special tokens of 19.5 MiB of text need an index of 332.0 MiB"
     for kind in (CONTROL, USER_DEFINED):
         data = with_specials(apart, kind).bytes()
         yield Attack(f"long-{kind}", data, "tokenizer", refused, "OutOfMemoryError")

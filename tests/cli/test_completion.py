@@ -76,7 +76,7 @@ def test_every_shell_is_given_what_a_word_may_become(
     assert words("run", "smollm2", "--temper") == ["--temperature"]
     assert words("run", "smollm2", "a prompt") == []
     assert words("rm", "") == []
-    assert words("help", "sp") == ["speed"] and words("help", "ru") == ["run"]
+    assert words("help", "spee") == ["speed"] and words("help", "ru") == ["run"]
     # What is refused by name is offered by none.
     assert words("run", "--n-pre") == []
 

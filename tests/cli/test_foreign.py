@@ -27,13 +27,16 @@ pytestmark = pytest.mark.thorough
         (["run", "smollm2", "-n", "99"], "-n is not an option here: use --max-tokens INTEGER"),
         (["run", "smollm2", "-fa"], "-fa is not an option here: flash attention is always on"),
         (["run", "smollm2", "-ctk", "q8_0"], "-ctk is not an option here: use --kv-type"),
-        (["run", "-m", "x.gguf", "-p", "Hi"], "-m is not an option here: use MODEL by itself"),
+        (
+            ["run", "-m", "x.gguf", "-p", "Hi"],
+            "-m is not an option here: use MODEL without",
+        ),
         (["run", "smollm2", "--format", "json"], "--format is not an option here: use --schema"),
         (["run", "smollm2", "--keepalive", "5m"], "--keepalive is not an option here"),
         (["info", "smollm2", "--ctx-size", "9"], "--ctx-size is not an option here: use --n-ctx"),
         (
             ["run", "smollm2", "Hi", "--image", "cat.png"],
-            "--image is not an option here: models here",
+            "--image is not an option here: onegraph only supports text",
         ),
         (
             ["serve", "smollm2", "--mmproj=a.gguf"],

@@ -64,7 +64,7 @@ def test_the_graph_is_shown(cli: Any, tiny: Path, card: dict[str, str], tmp_path
     done = cli(*options, "--dot", dot, env=card)
     assert done.returncode == 0, done.stderr
     said = done.stdout
-    assert "the step of 1 row at position 48" in said
+    assert "a step of 1 row at position 48" in said
     assert "one graph, " in said and "programmatic; " in said
     for column in ["launches", "us each", "GB/s", "% peak"]:
         assert column in said
@@ -163,7 +163,7 @@ def test_a_prompt_is_shown(cli: Any, tiny: Path, card: dict[str, str]) -> None:
     done = cli("graph", tiny, "--repeats", 1, "--prompt", 40, env=card)
     assert done.returncode == 0, done.stderr
     said = done.stdout
-    assert "a prompt of 40 tokens behind 0" in said and " tokens/s\n" in said
+    assert "a prompt of 40 tokens at position 0" in said and " tokens/s\n" in said
     lines = {line.strip().split("  ")[0]: line.split() for line in said.splitlines() if line}
     header = ["launches", "us", "share", "MB", "%", "read", "GFLOP", "%", "mul"]
     assert lines["kernel"][1:] == header
@@ -192,7 +192,11 @@ def test_a_step_in_pieces_leaves_attention_out_of_its_graphs(
     [
         (["--device", "cpu"], 1, ["captures no graphs", "--device cuda"]),
         (["--each", "--json"], 2, ["--each is for the table"]),
-        (["--cuda-graph", "none"], 2, ["--batch-size 1: with --cuda-graph none", "choose"]),
+        (
+            ["--cuda-graph", "none"],
+            2,
+            ["--batch-size 1: with --cuda-graph none", "use one"],
+        ),
         (["--position", "57"], 2, ["--position 57: must be from 0 to 56"]),
         (["--repeats", "0"], 2, ["--repeats 0: must be from 1"]),
         (["--batch-size", "0"], 2, ["--batch-size 0: must be 1 or more"]),

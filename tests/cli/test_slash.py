@@ -136,7 +136,7 @@ def test_a_conversation_is_saved_and_taken_up(
 
     assert prompt_tokens(answered) > prompt_tokens(alone) + 8
     assert "no system message" in ask(second, '/system ""')
-    assert "saved are: ada" in ask(second, "/load eva")
+    assert "saved conversations: ada" in ask(second, "/load eva")
     leave(second)
 
 

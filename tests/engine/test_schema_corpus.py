@@ -167,7 +167,7 @@ def test_texts_that_are_taken_and_that_are_not(
             {"schema": '{"const": 18446744073709551616}'},
             "18446744073709551616 has more than 64 bits",
         ),
-        ({"schema": {"enum": []}}, "nothing fits"),
+        ({"schema": {"enum": []}}, "nothing matches"),
         (
             {"schema": {"properties": {"a": {"$ref": "#"}}, "required": ["a"], "type": "object"}},
             "nothing",
@@ -234,15 +234,18 @@ def test_a_chain_of_rules_is_counted_before_it_is_followed(llm: LLM, rule: str) 
 @pytest.mark.parametrize(
     ("form", "said"),
     [
-        ({"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000}, "400 parentheses"),
+        ({"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000}, "400 nested parentheses"),
         (
             {"grammar": 'start: r::0\nr::_: "a" %if ' + "not(" * 5000 + "true" + ")" * 5000},
-            "400 par",
+            "400 nested par",
         ),
-        ({"grammar": "start: " + "%lark { start: " * 900 + '"a"' + " }" * 900}, "400 grammars"),
+        (
+            {"grammar": "start: " + "%lark { start: " * 900 + '"a"' + " }" * 900},
+            "400 nested gr",
+        ),
         ({"grammar": 'start: %json {"a": ' + "[" * 900 + "]" * 900 + "}"}, "deeper than 120"),
         ({"schema": '{"items":' * 9000 + "{}" + "}" * 9000}, "deeper than 120"),
-        ({"regex": "(" * 9000 + "a" + ")" * 9000}, "250 deep"),
+        ({"regex": "(" * 9000 + "a" + ")" * 9000}, "250 nested parentheses"),
     ],
 )
 def test_what_is_nested_deep_is_refused(llm: LLM, form: dict[str, Any], said: str) -> None:

@@ -21,7 +21,12 @@ REF = f"hf:{REPO}/{FILE}"
 PIECE = 10 << 20
 CONTENT = os.urandom(PIECE + 5000)
 HASH = hashlib.sha256(CONTENT).hexdigest()
-CODE = "import sys; from onegraph import hub; print(hub.resolve(sys.argv[1]))"
+#: What runs in the background of a shell ignores Ctrl-C, and so do its children.
+CODE = """import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from onegraph import hub
+print(hub.resolve(sys.argv[1]))
+"""
 
 
 @pytest.fixture
@@ -81,4 +86,4 @@ def test_what_goes_on_is_held_to_the_hash(hub: FakeHub, tmp_path: Path) -> None:
     _, wrong = process.communicate(timeout=300)
     assert process.returncode == 1 and hub.ranges == ["bytes=14-"]
     assert f"ModelError: {FILE} of {REPO} is damaged: its sha256 is " in wrong
-    assert "run `onegraph pull` for it again" in wrong
+    assert "run `onegraph pull` again" in wrong

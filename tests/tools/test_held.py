@@ -248,7 +248,7 @@ def test_what_is_drawn_is_read_as_arguments_that_fit(
                 found = drawn(models[special], name, parameters, draw)
             except onegraph.ArgumentError as e:
                 # A property that has to be there and whose only text this format cannot write.
-                assert "nothing fits" in str(e)
+                assert "nothing matches" in str(e)
                 break
             if found is not None:
                 jsonschema.validate(found, parameters)
@@ -370,8 +370,8 @@ def test_schemas_that_are_meant_to_do_harm(models: dict[bool, LLM], name: str) -
     for _ in range(45):
         deep = {"items": deep}
     harmful: list[tuple[dict[str, Any], str]] = [
-        ({"$ref": "#"}, "nothing fits"),
-        ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "nothing fits"),
+        ({"$ref": "#"}, "nothing matches"),
+        ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "nothing matches"),
         (
             {
                 "properties": {"a": {"$ref": "#/$defs/d0"}},

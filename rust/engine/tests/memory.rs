@@ -180,7 +180,7 @@ fn special_tokens_cost_what_they_are() {
             (1usize << 17, 8, None),
             (256, 4096, None),
             // 17 times 32 MiB, were it taken.
-            (1 << 13, 4096, Some("need 544.0 MiB")),
+            (1 << 13, 4096, Some("need an index of 544.0 MiB")),
         ] {
             let token = |i| format!("{i:08x}{}", "x".repeat(length - 8));
             let tokens = Array::String((0..n).map(token).collect());
