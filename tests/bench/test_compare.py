@@ -400,7 +400,5 @@ def test_something_else_at_ollamas_address_is_noticed(smollm2, monkeypatch) -> N
     pytest.importorskip("xllamacpp")
     with XLlamaCpp().start(setup(smollm2)) as running:
         monkeypatch.setenv("OLLAMA_HOST", running.address)
-        with pytest.raises(
-            (MissingError, EngineError), match=r"not an ollama server"
-        ):
+        with pytest.raises((MissingError, EngineError), match=r"not an ollama server"):
             find("ollama")
