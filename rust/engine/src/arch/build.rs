@@ -462,7 +462,7 @@ impl<'a> Builder<'a> {
     ) -> Result<()> {
         let n_embd = self.config.n_embd;
         let norm = self.norm(&format!("blk.{layer}.{name}.weight"), n_embd)?;
-        self.normalize(delta, Norm { eps, ..norm }, n_embd);
+        self.normalize(delta, Norm { eps, ..norm }, delta, n_embd);
         Ok(())
     }
 
@@ -517,13 +517,12 @@ impl<'a> Builder<'a> {
         let logits = self.plan.add_buffer(name, c.n_vocab, Rows::Out);
         self.push(Op::SelectRows { x, out: last });
         let shape = [c.n_embd, c.n_vocab];
-        let mut found = None;
-        for name in [matrix, "output"] {
-            if found.is_none() {
-                let head = self.optional(&format!("{name}.weight"), &shape)?;
-                found = head.map(|head| (head, name));
-            }
-        }
+        let found = match self.optional(&format!("{matrix}.weight"), &shape)? {
+            Some(own) => Some((own, matrix)),
+            None => self
+                .optional("output.weight", &shape)?
+                .map(|head| (head, "output")),
+        };
         let (weight, scale) = match found {
             Some((head, name)) => (head, self.factor(&format!("{name}.scale"), 1)?),
             None => (self.weight(EMBEDDING, &shape)?, None),
@@ -571,17 +570,18 @@ impl<'a> Builder<'a> {
     /// Normalizes each `width` values of `x` in place.
     pub fn norm_parts(&mut self, x: BufferId, name: &str, width: usize) -> Result<()> {
         let norm = self.norm(name, width)?;
-        self.normalize(x, norm, width);
+        self.normalize(x, norm, x, width);
         Ok(())
     }
 
-    fn normalize(&mut self, x: BufferId, Norm { weight, eps }: Norm, group: usize) {
+    /// Each `group` values of `x` normalized, into `out`.
+    pub fn normalize(&mut self, x: BufferId, norm: Norm, out: BufferId, group: usize) {
         self.push(Op::RmsNorm {
             x,
-            weight: Some(weight),
-            out: x,
+            weight: Some(norm.weight),
+            out,
             group,
-            eps,
+            eps: norm.eps,
         });
     }
 

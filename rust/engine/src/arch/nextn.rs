@@ -8,7 +8,7 @@ use super::build::Builder;
 use super::{qwen35, qwen35moe};
 use crate::config::Config;
 use crate::error::Result;
-use crate::plan::{BufferId, Drafter, Norm, Op, Plan};
+use crate::plan::{BufferId, Drafter, Op, Plan};
 
 /// What its layer adds to a row.
 type Layer = fn(&mut Builder<'_>, BufferId) -> Result<()>;
@@ -35,7 +35,7 @@ pub fn with_drafter(config: &Config, mut plan: Plan) -> Result<Plan> {
     let (x, wide) = (b.buffer("x", config.n_embd), config.n_embd);
     let (rows, hidden) = (b.buffer("draft_rows", wide), b.buffer("draft_hidden", wide));
     let last = b.norm("output_norm.weight", wide)?;
-    b.push(normalized(x, rows, last, wide));
+    b.normalize(x, last, rows, wide);
     join(&mut b, rows, x)?;
     layer(&mut b, x)?;
     let follow = stored(b.take_ops());
@@ -46,7 +46,7 @@ pub fn with_drafter(config: &Config, mut plan: Plan) -> Result<Plan> {
         true => b.norm(&own, wide)?,
         false => last,
     };
-    b.push(normalized(x, hidden, norm, wide));
+    b.normalize(x, norm, hidden, wide);
     let head = name(config, "shared_head_head");
     b.head(&head, "draft_logits", hidden, None)?;
     let guess = b.finish();
@@ -74,16 +74,6 @@ fn name(config: &Config, of: &str) -> String {
     format!("blk.{}.nextn.{of}", config.n_layer)
 }
 
-fn normalized(x: BufferId, out: BufferId, Norm { weight, eps }: Norm, group: usize) -> Op {
-    Op::RmsNorm {
-        x,
-        weight: Some(weight),
-        out,
-        group,
-        eps,
-    }
-}
-
 /// The input of the layer, into `x`: from the rows before the tokens, and the tokens.
 fn join(b: &mut Builder<'_>, rows: BufferId, x: BufferId) -> Result<()> {
     let wide = b.config.n_embd;
@@ -92,7 +82,7 @@ fn join(b: &mut Builder<'_>, rows: BufferId, x: BufferId) -> Result<()> {
     let row = b.buffer("draft_row", wide);
     for (from, out, norm) in [(token, token, "enorm"), (rows, row, "hnorm")] {
         let norm = b.norm(&name(b.config, &format!("{norm}.weight")), wide)?;
-        b.push(normalized(from, out, norm, wide));
+        b.normalize(from, norm, out, wide);
     }
     let both = b.buffer("draft_both", 2 * wide);
     b.push(Op::Concat {

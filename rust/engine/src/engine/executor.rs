@@ -569,13 +569,14 @@ impl Executor {
             Ok(events) => events,
             Err(e) => return self.fail_decoding(&e),
         };
-        // Of each sequence a step gives one token that nobody had drafted.
-        let of_slot = |slot| {
-            let own = events.iter().filter(|e| e.slot == slot && e.row == 0);
-            own.count()
-        };
-        let steps = events.iter().map(|e| of_slot(e.slot)).max().unwrap_or(0);
-        self.gate.done(steps, events.len(), Instant::now());
+        if self.gate.drafts() {
+            // Of each sequence a step gives one token that nobody had drafted.
+            let mut steps = vec![0; self.active.len()];
+            let firsts = events.iter().filter(|e| e.row == 0);
+            firsts.for_each(|e| steps[e.slot] += 1);
+            let steps = steps.into_iter().max().unwrap_or(0);
+            self.gate.done(steps, events.len(), Instant::now());
+        }
         let _together = Together::begin();
         for event in events {
             // A slot that ended earlier in this batch of events has no more to say.

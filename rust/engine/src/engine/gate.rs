@@ -119,6 +119,11 @@ impl Place {
     }
 }
 
+/// Where rounds of so many sequences are counted, the longest text of which has so many tokens.
+fn place_of(sequences: usize, tokens: usize) -> (u32, u32) {
+    (sequences.max(1).ilog2(), (tokens / 1024 + 1).ilog2())
+}
+
 /// A round under way.
 #[derive(Debug, Clone, Copy)]
 struct Queued {
@@ -163,7 +168,7 @@ impl Gate {
         if let Some(fixed) = self.fixed {
             return fixed.min(most);
         }
-        let place = (sequences.max(1).ilog2(), (tokens / 1024 + 1).ilog2());
+        let place = place_of(sequences, tokens);
         let own = self.places.entry(place);
         own.or_insert_with(Place::new).choose(most)
     }
@@ -173,7 +178,7 @@ impl Gate {
         if self.queued.is_empty() {
             self.last = Some(now);
         }
-        let place = (sequences.max(1).ilog2(), (tokens / 1024 + 1).ilog2());
+        let place = place_of(sequences, tokens);
         self.queued.push_back(Queued { place, drafted });
     }
 

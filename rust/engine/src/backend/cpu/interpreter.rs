@@ -230,8 +230,10 @@ impl Interpreter {
     /// Those of no sequence: what ails one is its drafts' alone.
     pub fn follow(&mut self, batch: &Batch<'_>) -> Result<()> {
         let plan = self.plan.clone();
-        let ops = plan.drafter.iter().flat_map(|drafter| &drafter.follow.ops);
-        self.draft(&ops.cloned().collect::<Vec<_>>(), batch)
+        match &plan.drafter {
+            Some(drafter) => self.draft(&drafter.follow.ops, batch),
+            None => Ok(()),
+        }
     }
 
     /// Logits of the tokens behind those of the batch, of which the drafter has [`Drafter::hidden`].
