@@ -52,11 +52,14 @@ MODELS = [
     ("Qwen3.5 27B", "qwen3.5-27b", "Q4_K_M"),
     ("Qwen3 30B-A3B", "qwen3-30b-a3b", "Q4_K_M"),
     ("Qwen3.5 35B-A3B", "qwen3.5-35b-a3b", "Q4_K_M"),
+    ("DeepSeek-V2-Lite", "deepseek-v2-lite", "Q4_K_M"),
+    ("GLM-4.7-Flash", "glm-4.7-flash", "Q4_K_M"),
     ("Laguna XS.2", "laguna-xs.2", "Q4_K_M"),
     ("Seed-OSS 36B", "seed-oss-36b", "Q4_K_M"),
     ("EXAONE 4.0 32B", "exaone-4.0-32b", "Q4_K_M"),
     ("Qwen3-Next 80B-A3B", "qwen3-next-80b-a3b", "Q4_K_M"),
     ("GLM-4.5-Air", "glm-4.5-air", "Q4_K_M"),
+    ("DeepSeek-R1 671B", "deepseek-r1", "Q4_K_M"),
 ]
 #: Tokens of the conversation that is told.
 CONTEXT = 8192

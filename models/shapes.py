@@ -44,6 +44,10 @@ class Shape:
     #: Layers of the gated delta rule: taps of the convolution, numbers of a head, heads of keys and
     #: of values, and every which layer attends instead.
     delta: dict[str, int] = field(default_factory=dict)
+    #: Of a model that caches what its keys and values are made of: numbers of that row, which has
+    #: the rotated ones behind it (`head_dim` together), of the row that queries are made of, if
+    #: there is one, and of a head's key and value.
+    latent: dict[str, int] = field(default_factory=dict)
     #: Taps of the short convolution that stands in all layers but those that attend.
     conv: int = 0
     attend: tuple[int, ...] = ()
@@ -83,6 +87,8 @@ class Shape:
     n_layer_dense: int = 0
     #: Experts by sigmoids, and a bias in their choice.
     sigmoid: bool = False
+    #: Groups of experts, and of how many of them a row's are.
+    groups: tuple[int, ...] = ()
     #: What the weights of the chosen are multiplied by.
     expert_scale: float = 0.0
     #: Width of the expert that every row goes to.
@@ -172,7 +178,9 @@ class Shape:
             block: list[tuple[str, tuple[int, ...]]] = []
             if self.pre_norms:
                 block += [("attn_norm.weight", (self.n_embd,))]
-            if layer < self.n_layer and not self.attends(layer):
+            if self.latent:
+                block += self._latent()
+            elif layer < self.n_layer and not self.attends(layer):
                 block += self._convolution() if self.conv else self._delta_rule()
             else:
                 parts = [("attn_q", n_q), ("attn_k", kv), ("attn_v", kv)]
@@ -201,7 +209,7 @@ class Shape:
                     ("ffn_down_exps.weight", (self.n_ff_exp, self.n_embd, self.n_expert)),
                 ]
                 if self.n_ff_shared:
-                    if self.arch not in ("glm4moe", "laguna"):
+                    if self.arch not in ("glm4moe", "laguna", "deepseek2"):
                         block += [("ffn_gate_inp_shexp.weight", (self.n_embd,))]
                     block += [
                         ("ffn_gate_shexp.weight", (self.n_embd, self.n_ff_shared)),
@@ -236,6 +244,26 @@ class Shape:
                 block += _scales(block)
             out += [(f"blk.{layer}.{name}", shape) for name, shape in block]
         return out
+
+    def _latent(self) -> list[tuple[str, tuple[int, ...]]]:
+        """The tensors of attention over latent rows."""
+        rank, key_dim, value_dim = (self.latent[key] for key in ("rank", "key_dim", "value_dim"))
+        q, q_rank = self.n_head * key_dim, self.latent.get("q_rank", 0)
+        out: list[tuple[str, tuple[int, ...]]] = [("attn_q.weight", (self.n_embd, q))]
+        if q_rank:
+            out = [
+                ("attn_q_a.weight", (self.n_embd, q_rank)),
+                ("attn_q_a_norm.weight", (q_rank,)),
+                ("attn_q_b.weight", (q_rank, q)),
+            ]
+        return [
+            *out,
+            ("attn_kv_a_mqa.weight", (self.n_embd, self.head_dim)),
+            ("attn_kv_a_norm.weight", (rank,)),
+            ("attn_k_b.weight", (key_dim - self.rope_dim, rank, self.n_head)),
+            ("attn_v_b.weight", (rank, value_dim, self.n_head)),
+            ("attn_output.weight", (self.n_head * value_dim, self.n_embd)),
+        ]
 
     def _convolution(self) -> list[tuple[str, tuple[int, ...]]]:
         """The tensors of a layer of a short convolution."""
@@ -325,7 +353,7 @@ def load() -> dict[str, Shape]:
                 raise ValueError(f"{path.name}: [{name}] has unknown keys {sorted(unknown)}")
             table.setdefault("head_dim", table["n_embd"] // table["n_head"])
             table.setdefault("rope_scaling", {})
-            table["attend"] = tuple(table.get("attend", ()))
+            table |= {key: tuple(table.get(key, ())) for key in ("attend", "groups")}
             shapes[name] = Shape(name=name, **table)
     return shapes
 

@@ -272,7 +272,7 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         f"{a}.attention.head_count": _heads(shape),
         f"{a}.attention.head_count_kv": _kv_heads(shape),
         f"{a}.attention.key_length": gguf_io.u32(shape.head_dim),
-        f"{a}.attention.value_length": gguf_io.u32(shape.head_dim),
+        f"{a}.attention.value_length": gguf_io.u32(shape.latent.get("rank", shape.head_dim)),
         f"{a}.attention.{norm}_epsilon": gguf_io.f32(shape.eps),
         f"{a}.rope.dimension_count": gguf_io.u32(shape.rope_dim or shape.head_dim),
         f"{a}.rope.freq_base": gguf_io.f32(shape.rope_base),
@@ -314,9 +314,11 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         out[f"{a}.expert_gating_func"] = gguf_io.u32(2)
     if shape.conv:
         out[f"{a}.shortconv.l_cache"] = gguf_io.u32(shape.conv)
-    if a in ("glm4moe", "laguna"):
+    if a in ("glm4moe", "laguna") or (a == "deepseek2" and shape.sigmoid):
         out[f"{a}.expert_weights_norm"] = gguf_io.boolean(True)
-    if a == "glm4moe":
+    if shape.latent:
+        out |= _latent(shape)
+    if a in ("glm4moe", "deepseek2"):
         out[f"{a}.expert_shared_count"] = gguf_io.u32(shape.n_ff_shared // shape.n_ff_exp)
     elif shape.n_ff_shared:
         out[f"{a}.expert_shared_feed_forward_length"] = gguf_io.u32(shape.n_ff_shared)
@@ -384,6 +386,20 @@ def _gemma4(shape: Shape) -> dict[str, bytes]:
     return {f"gemma4.{key}": value for key, value in out.items()}
 
 
+def _latent(shape: Shape) -> dict[str, bytes]:
+    """Keys of attention over latent rows, and of groups of experts."""
+    out = {
+        "attention.kv_lora_rank": shape.latent["rank"],
+        "attention.key_length_mla": shape.latent["key_dim"],
+        "attention.value_length_mla": shape.latent["value_dim"],
+    }
+    if shape.latent.get("q_rank"):
+        out["attention.q_lora_rank"] = shape.latent["q_rank"]
+    if shape.groups:
+        out["expert_group_count"], out["expert_group_used_count"] = shape.groups
+    return {f"{shape.arch}.{key}": gguf_io.u32(value) for key, value in out.items()}
+
+
 def _sections(shape: Shape) -> list[int]:
     """A third of the pairs each for time, height and width, and none for a fourth."""
     pairs = (shape.rope_dim or shape.head_dim) // 2
@@ -435,6 +451,10 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
     sharp = 1.5 / math.sqrt(scale)
     gain = {"attn_q": sharp, "attn_k": sharp, "attn_output": share, "ffn_down": share / 0.6}
     gain["ssm_out"] = gain["ffn_down"]
+    if shape.latent:
+        # A key is made of the normalized row by the transpose of what queries are multiplied by.
+        of_keys = sharp * math.sqrt(cols / shape.latent["rank"])
+        gain |= {"attn_q_b": sharp, "attn_kv_a_mqa": sharp, "attn_k_b": of_keys}
     if shape.fused_qkv:
         gain |= {"attn_qkv": sharp, "attn_output": share / sharp}
     # Between them stand a product of two numbers, three factors near 1 each, and another product.

@@ -115,6 +115,8 @@ SHAPES = (
     "tiny-phi",
     "tiny-cohere2",
     "tiny-laguna",
+    "tiny-deepseek2",
+    "odd-deepseek2-96",
 )
 
 
@@ -170,6 +172,9 @@ CASES = [
     ("tiny-cohere2", {"kv_type": "i16"}),
     # Its layers have heads and rotations of their own, and a gate a head.
     ("tiny-laguna", {"kv_type": "i16"}),
+    # Its values are in its keys, which its heads share; experts are in groups.
+    ("tiny-deepseek2", {"kv_type": "i16"}),
+    ("odd-deepseek2-96", {"kv_type": "q8_0"}),
 ]
 
 

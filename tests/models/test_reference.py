@@ -94,12 +94,18 @@ def test_agrees_with_llama_cpp(name: str, mix: str, tmp_path: Path) -> None:
     # llama.cpp knows of windows in the one model that has them, by its number of layers.
     if shape.arch == "exaone4" and shape.window:
         shape = dataclasses.replace(shape, n_layer=64)
+    # By that it also knows whose queries are made of x itself; groups it chooses as V3 does.
+    is_deep = shape.latent and "q_rank" not in shape.latent
+    if is_deep:
+        shape = dataclasses.replace(shape, n_layer=27, n_layer_dense=26, groups=())
     synth.write(path, shape, mix, seed=3)
     exact = log_softmax(Reference(path).logits(ids))
     found = list(answers(path, ids))
     # With halves it rounds what they multiply to halves too. Experts and states together make up to
     # 0.13 of that; of a pass that rounds as it does, it is within 0.02 there.
     far = 0.3 if mix == "F16" and shape.delta and shape.n_expert else 0.1
+    # Of 2 layers up to 0.02, of 27 up to 0.13.
+    far = 0.3 if is_deep else far
     for row, top in found:
         for token, logprob in top.items():
             assert logprob == pytest.approx(exact[row][token], abs=far)

@@ -30,7 +30,7 @@ path, given, out = sys.argv[1], json.loads(sys.argv[2]), {}
 def few_layers(shape: Shape) -> Shape:
     """The shape with two layers, one of each kind, where it has kinds that alternate: the simulated
     card takes its time for each layer. That the others come in their order is held on the CPU."""
-    if shape.window_heads:
+    if shape.window_heads or shape.latent:
         return dataclasses.replace(shape, n_layer=2)
     if shape.n_layer_shared_kv or shape.n_layer_dense:
         return shape

@@ -135,13 +135,13 @@ class Kind:
         stored = self.encode(values.reshape(len(values) * n_head_kv, -1))
         return stored.reshape(len(values), n_head_kv, -1)
 
-    def store(self, pool: Bytes, k: Floats, v: Floats, n_head_kv: int) -> None:
-        """Lays keys and values of a sequence, whose pages are those from 1 on, into the pool of a
-        cache of one layer."""
-        token = np.arange(len(k))
-        for part, values in enumerate((k, v)):
+    def store(self, pool: Bytes, parts: Sequence[Floats], n_head_kv: int) -> None:
+        """Lays keys and values of a sequence, or keys that have values in them, whose pages are
+        those from 1 on, into the pool of a cache of one layer."""
+        token = np.arange(len(parts[0]))
+        for part, values in enumerate(parts):
             stored = self.encode_heads(values, n_head_kv)
-            pages = pool.reshape(-1, 2, n_head_kv, TOKENS, stored.shape[2])
+            pages = pool.reshape(-1, len(parts), n_head_kv, TOKENS, stored.shape[2])
             pages[1 + token // TOKENS, part, :, token % TOKENS] = stored
 
 

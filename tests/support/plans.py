@@ -58,16 +58,18 @@ class Plan:
         n_layer: int = 1,
         n_head_kv: int = 1,
         head_dim: int = 32,
+        values_in_keys: int | None = None,
         inv_freq: Sequence[float] = (),
         rope_scale: float = 1.0,
     ) -> None:
         self.weights: dict[str, bytes] = {}
+        cache = {"n_head_kv": n_head_kv, "head_dim": head_dim, "values_in_keys": values_in_keys}
         self._plan: dict[str, Any] = {
             "buffers": [],
             "weights": [],
             "ops": [],
             "ropes": [],
-            "kv": [{"n_head_kv": n_head_kv, "head_dim": head_dim}] * n_layer,
+            "kv": [cache] * n_layer,
             "states": [],
             "logits": 0,
         }

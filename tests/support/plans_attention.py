@@ -28,6 +28,8 @@ class Shape:
     n_head_kv: int = 2
     #: A whole block and a shorter one.
     head_dim: int = 144
+    #: Numbers of a value where it is the first of its key; none: it is stored beside that.
+    values_in_keys: int | None = None
     #: Tokens that a row sees; none: all.
     window: int | None = None
     #: Whether a row sees none behind it.
@@ -52,6 +54,8 @@ class Shape:
     @property
     def widths(self) -> dict[str, int]:
         heads = {"q": self.n_head, "k": self.n_head_kv, "v": self.n_head_kv}
+        if self.values_in_keys:
+            heads.pop("v")
         return {name: n * self.head_dim for name, n in heads.items()}
 
     def run(
@@ -62,10 +66,11 @@ class Shape:
         threads: int = 2,
     ) -> Run:
         """A runner whose pool is full of canaries."""
-        plan = Plan(n_head_kv=self.n_head_kv, head_dim=self.head_dim)
+        cache = {"n_head_kv": self.n_head_kv, "head_dim": self.head_dim}
+        plan = Plan(values_in_keys=self.values_in_keys, **cache)
         buffers = {name: plan.buffer(name, width) for name, width in self.widths.items()}
-        out = plan.buffer("out", self.widths["q"])
-        plan.op("kv_scatter", k=buffers["k"], v=buffers["v"], layer=0)
+        out = plan.buffer("out", self.n_head * (self.values_in_keys or self.head_dim))
+        plan.op("kv_scatter", k=buffers["k"], v=buffers.get("v", buffers["k"]), layer=0)
         sinks = None if self.sinks is None else plan.vector("sinks", self.sinks)
         fields = {"n_head": self.n_head, "scale": self.scale, "window": self.window, "sinks": sinks}
         fields["causal"] = self.causal
@@ -78,21 +83,23 @@ class Shape:
 
     def rows(self, n: int, seed: int = 0, sizes: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Rows:
         """Standard normal q, k and v of `n` tokens, times `sizes`."""
-        drawn = zip(self.widths.items(), sizes, strict=True)
+        drawn = zip(self.widths.items(), sizes, strict=False)
         return {
             name: normal(n, width, seed=3 * seed + i, scale=size)
             for i, ((name, width), size) in enumerate(drawn)
         }
 
     def exact(self, rows: Rows, positions: range | None = None) -> Floats:
-        q, k, v = (rows[name] for name in "qkv")
+        q, k, v = rows["q"], rows["k"], rows.get("v", rows["k"])
         fields = (self.n_head, self.n_head_kv, self.scale, positions, self.window, self.sinks)
-        return exact.attention(q, k, v, *fields, self.kind)
+        out = exact.attention(q, k, v, *fields, self.kind)
+        heads = out.reshape(len(out), self.n_head, -1)[..., : self.values_in_keys]
+        return heads.reshape(len(out), -1)
 
     def pool(self, run: Run, rows: Rows) -> NDArray[np.uint8]:
         """The pool of `run`, of canaries, with the tokens of one sequence from page 1 on."""
         pool = np.full_like(run.kv, CANARY)
-        self.kind.store(pool, rows["k"], rows["v"], self.n_head_kv)
+        self.kind.store(pool, [rows[name] for name in "kv" if name in rows], self.n_head_kv)
         return pool
 
 
@@ -126,7 +133,7 @@ def check(backend: Backend, shape: Shape, rows: Rows, wanted: Floats | None = No
 def assert_stored(run: Run, shape: Shape, rows: Rows) -> None:
     """The tokens lie in their entries, and nothing else was written but, maybe, page 0."""
     found, wanted = run.kv, shape.pool(run, rows)
-    page_0 = 2 * shape.n_head_kv * PAGE * shape.kind.head_bytes(shape.head_dim)
+    page_0 = (len(rows) - 1) * shape.n_head_kv * PAGE * shape.kind.head_bytes(shape.head_dim)
     assert np.array_equal(found[page_0:], wanted[page_0:])
 
 

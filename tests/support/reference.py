@@ -12,7 +12,8 @@ Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3
 qwen35, qwen35moe, qwen3next, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3,
 muse-glimmer, olmo2, smollm3, ernie4_5, seed_oss,
 hunyuan-dense, glm4, exaone4, glm4moe, phi3, cohere2, command-r,
-laguna.
+laguna,
+deepseek2.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ from support.delta_rule import causal_convolution, delta_rule, logistic
 Array = NDArray[np.float64]
 
 #: Architectures that choose experts by sigmoids and a bias.
-SIGMOID = {"lfm2moe", "glm4moe", "laguna"}
+SIGMOID = {"lfm2moe", "glm4moe", "laguna", "deepseek2"}
 
 #: Architectures whose RoPE rotates neighbours (2i, 2i+1); the others rotate (i, i + d/2).
 INTERLEAVED = {"llama", "granite", "mistral3", "muse-glimmer", "smollm3", "ernie4_5", "glm4"}
+INTERLEAVED |= {"deepseek2"}
 INTERLEAVED |= (COHERE := {"cohere2", "command-r"})
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
 NEOX |= {"olmo2", "qwen3next", "seed_oss"} | (LFM2 := {"lfm2", "lfm2moe"})
@@ -109,7 +111,8 @@ class Reference:
         self._rope_window: Rope = (local ** (-2.0 * pair / n_rot), 1.0)
         if self.arch in ("gpt-oss", "exaone4", "cohere2"):
             self._rope_window = self._rope_all
-        #: Layers and rows where the best expert that is not chosen goes for the last that is.
+        #: Layers and rows where the best expert that is not chosen goes for the last that is; of
+        #: groups of experts the layer counts from behind the last on.
         self.swapped: set[tuple[int, int]] = set()
         #: Of each layer with experts, by how much those two differ in each row of the last pass.
         self.margins: dict[int, Array] = {}
@@ -207,7 +210,7 @@ class Reference:
             return self._delta_rule
         if f"blk.{layer}.shortconv.conv.weight" in self._tensors:
             return self._gated_convolution
-        return self._attention
+        return self._latent_attention if self.arch == "deepseek2" else self._attention
 
     def _gated_convolution(self, layer: int, x: Array) -> Array:
         """LFM2 (https://arxiv.org/abs/2511.23404, section 2): gates before and behind."""
@@ -311,6 +314,41 @@ class Reference:
             out = out * np.logaddexp(0.0, gate)
         return self.linear(out.reshape(n, -1), f"blk.{layer}.attn_output")
 
+    def _latent_attention(self, layer: int, x: Array) -> Array:
+        """DeepSeek-V2 (https://arxiv.org/abs/2405.04434, section 2.1), not absorbed: keys and
+        values of each head are made of one normalized row, beside which all keys have what is
+        rotated. The cache keeps that row."""
+        n, n_head, rank = len(x), self.n_head, int(self.key("attention.kv_lora_rank"))
+        width, block = int(self.key("attention.key_length_mla")), f"blk.{layer}"
+        if f"{block}.attn_q_a.weight" in self._tensors:
+            row = self.norm(self.linear(x, f"{block}.attn_q_a"), f"{block}.attn_q_a_norm")
+            q = self.linear(row, f"{block}.attn_q_b").reshape(n, n_head, width)
+        else:
+            q = self.linear(x, f"{block}.attn_q").reshape(n, n_head, width)
+        both = self.linear(x, f"{block}.attn_kv_a_mqa")
+        row = self.rounded(self.norm(both[:, :rank], f"{block}.attn_kv_a_norm"))
+        turned = self.rounded(self._rope(both[:, None, rank:], self._rope_all)[:, 0])
+        q_turned = self._rope(q[..., width - self.n_rot :], self._rope_all)
+        unseen = np.triu(np.ones((n, n), dtype=bool), 1)
+        k_b, v_b = (self.require(f"{block}.attn_{part}_b.weight") for part in "kv")
+        out = np.empty((n, n_head, int(self.key("attention.value_length_mla"))))
+        for head in range(n_head):
+            keys = row @ k_b[head].astype(np.float64)
+            scores = q[:, head, : width - self.n_rot] @ keys.T + q_turned[:, head] @ turned.T
+            scores *= self._latent_factor() / math.sqrt(width)
+            scores[unseen] = -np.inf
+            shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+            shares /= shares.sum(axis=1, keepdims=True)
+            out[:, head] = shares @ (row @ v_b[head].T.astype(np.float64))
+        return self.linear(out.reshape(n, -1), f"{block}.attn_output")
+
+    def _latent_factor(self) -> float:
+        """Of scores: YaRN's for both sides, by `mscale_all_dim`, of which files have a tenth."""
+        by, factor = (
+            float(self.key(f"rope.scaling.{key}", 0.0)) for key in ("yarn_log_multiplier", "factor")
+        )
+        return (1.0 + by * math.log(max(factor, 1.0))) ** 2
+
     def _delta_rule(self, layer: int, x: Array) -> Array:
         n, d = len(x), int(self.key("ssm.state_size"))
         heads, key_heads = int(self.key("ssm.time_step_rank")), int(self.key("ssm.group_count"))
@@ -365,15 +403,21 @@ class Reference:
         is the largest of sigmoids with a bias each, and the share is that of the sigmoids."""
         logits = self.linear(x, f"blk.{layer}.ffn_gate_inp")
         compared = logits
-        if self.arch in SIGMOID:
+        # DeepSeek-V2 has softmax without a bias, V3 (https://arxiv.org/abs/2412.19437) sigmoids.
+        is_sigmoid = self.arch in SIGMOID and f"blk.{layer}.exp_probs_b.bias" in self._tensors
+        if is_sigmoid:
             compared = logistic(logits) + self.require(f"blk.{layer}.exp_probs_b.bias")
+        compared = self._of_groups(layer, compared, 2 if is_sigmoid else 1)
         chosen = self.chosen(layer, compared)
         picked = np.take_along_axis(logits, chosen, axis=1)
         shares = np.exp(picked - picked.max(axis=1, keepdims=True))
-        if self.arch in SIGMOID:
+        if is_sigmoid:
             shares = logistic(picked)
-        shares /= shares.sum(axis=1, keepdims=True)
-        if self.arch in ("glm4moe", "laguna"):
+        if self.arch == "deepseek2" and not self.key("expert_weights_norm", False):
+            shares /= np.exp(logits - picked.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True)
+        else:
+            shares /= shares.sum(axis=1, keepdims=True)
+        if self.arch in ("glm4moe", "laguna", "deepseek2"):
             shares *= float(self.key("expert_weights_scale", 1.0))
         out = np.zeros_like(x)
         for expert in np.unique(chosen):
@@ -383,10 +427,24 @@ class Reference:
             out[rows] += shares[rows, at, None] * self._expert(layer, "down", expert, inner)
         return out
 
-    def chosen(self, layer: int, compared: Array) -> NDArray[np.int64]:
-        """Of each row the experts with the largest scores, of equals the first, but for `swapped`;
-        scores are [n, n_expert], experts [n, n_expert_used]."""
-        k = int(self.key("expert_used_count"))
+    def _of_groups(self, layer: int, compared: Array, counted: int) -> Array:
+        """Scores of experts, -inf but in the groups of the largest, by the sum of the largest
+        `counted` of each: of DeepSeek-V2 one, of V3 two."""
+        groups = int(self.key("expert_group_count", 1))
+        if groups == 1:
+            return compared
+        of_groups = compared.reshape(len(compared), groups, -1)
+        scores = np.sort(of_groups, axis=2)[..., -counted:].sum(axis=2)
+        used = self.chosen(layer + self.n_layer, scores, int(self.key("expert_group_used_count")))
+        result = np.full_like(of_groups, -np.inf)
+        at = np.arange(len(result))[:, None], used
+        result[at] = of_groups[at]
+        return result.reshape(compared.shape)
+
+    def chosen(self, layer: int, compared: Array, k: int = 0) -> NDArray[np.int64]:
+        """Of each row the experts with the largest scores, or the `k` groups, of equals the first,
+        but for `swapped`; scores are [n, n_expert], experts [n, n_expert_used]."""
+        k = k or int(self.key("expert_used_count"))
         order = np.argsort(-compared, axis=1, kind="stable")
         last, next_best = np.take_along_axis(compared, order[:, k - 1 : k + 1], axis=1).T
         self.margins[layer] = last - next_best
@@ -513,6 +571,8 @@ class Reference:
         keep = keep * float(self.key("rope.scaling.yarn_ext_factor", 1.0))
         log = 0.1 * math.log(max(factor, 1.0))
         scale = 1.0 + log
+        if self.arch == "deepseek2":
+            scale = 1.0
         if self.arch == "mistral3":
             scale /= 1.0 + float(self.key("rope.scaling.yarn_log_multiplier", 0.0)) * log
         named = float(self.key("rope.scaling.attn_factor", 1.0))

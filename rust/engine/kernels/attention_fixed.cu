@@ -11,7 +11,10 @@
 // all tokens; columns of B are the two bytes of the weights. Where a warp's dimensions are blocks that
 // hardly another has, it makes their weights by itself; else warps share them in shared memory.
 //
-// variant.cuh: Kv, N_HEAD, N_HEAD_KV, HEAD_DIM, WINDOW (tokens that a row sees, 0: all), HAS_SINKS, HEADS
+// Where a value is the first numbers of its key (STORED is 1), a part is both, and is read again by
+// transposes, whose rows are pairs of neighbours: they have other places in a tile.
+//
+// variant.cuh: Kv, N_HEAD, N_HEAD_KV, HEAD_DIM, VALUE_DIM, STORED (2: keys and values), WINDOW (tokens that a row sees, 0: all), HAS_SINKS, HEADS
 // (of a block; a group's last may have fewer), TEAMS, MAX_SPLITS, RING (parts in shared memory), SINGLE_ROW (there
 // is one row), NORM_ROPE, VALUES_NORMED, VALUES_ARE_KEYS, and what rotate.cuh needs.
 #include "kv_fixed.cuh"
@@ -28,15 +31,15 @@ constexpr uint32_t COLUMNS = TILES * 8;                  // two bytes a head
 constexpr uint32_t WARPS = PAGE_TOKENS / 16;  // of a team
 constexpr uint32_t TEAM = WARPS * 32, THREADS = TEAMS * TEAM;
 constexpr uint32_t BLOCKS = Cache::BLOCKS;
-constexpr uint32_t CHUNKS = HEAD_DIM / 16;
+constexpr uint32_t CHUNKS = HEAD_DIM / 16, VALUE_CHUNKS = VALUE_DIM / 16;
 constexpr uint32_t STEPS = (CHUNKS + 1) / 2;  // of 32 dimensions
 constexpr uint32_t BLOCK_STEPS = Cache::GROUP / 32;
 // Whether a warp makes the weights of its tiles by itself: then they are whole blocks side by side, where
 // it has more than one.
 constexpr bool OWN_WEIGHTS = Cache::GROUP == 32;
-constexpr uint32_t LEAST_TILES = (CHUNKS + WARPS - 1) / WARPS;
+constexpr uint32_t LEAST_TILES = (VALUE_CHUNKS + WARPS - 1) / WARPS;
 constexpr uint32_t WARP_TILES = OWN_WEIGHTS && LEAST_TILES > 1 ? (LEAST_TILES + 1) / 2 * 2 : LEAST_TILES;
-constexpr uint32_t SHARED_BLOCKS = OWN_WEIGHTS ? 1 : BLOCKS;
+constexpr uint32_t SHARED_BLOCKS = OWN_WEIGHTS ? 1 : (VALUE_DIM + Cache::GROUP - 1) / Cache::GROUP;
 constexpr uint32_t STAGE = TEAMS * Cache::BYTES;
 // Pages that are known ahead, twice as many as are looked up at a time.
 constexpr uint32_t PAGES = 128;
@@ -46,7 +49,8 @@ static_assert(RING * TEAMS <= 32, "a lane a team's share of a part");
 constexpr bool MANY_THREADS = SINGLE_ROW && THREADS > 256;
 // Of the last team, which has the least of the joining.
 constexpr uint32_t ASKING_WARP = THREADS / 32 - 1;
-constexpr uint32_t SPLIT_FLOATS = HEADS * (HEAD_DIM + 2);
+constexpr uint32_t SPLIT_FLOATS = HEADS * (VALUE_DIM + 2);
+static_assert(STORED == 2 ? VALUE_DIM == HEAD_DIM : VALUE_DIM <= HEAD_DIM && !NORM_ROPE, "values are in keys");
 static_assert(MAX_SPLITS <= 32, "a lane a split");
 static_assert(!NORM_ROPE || HEAD_DIM <= 256, "a warp has a head");
 // Words of four dimensions of a head that a lane has: one of each span, or two neighbours.
@@ -62,14 +66,15 @@ struct AfterValues {
 
 struct Params {
     const float* q;  // [m][N_HEAD * HEAD_DIM]
-    float* out;      // the same
-    // [m][N_HEAD_KV * HEAD_DIM]: the newest tokens, no two of one sequence; or null: they are stored.
+    float* out;      // [m][N_HEAD * VALUE_DIM]
+    // [m][N_HEAD_KV * HEAD_DIM]: the newest tokens, no two of one sequence; or null: they are stored. Of keys
+    // alone, where these have values.
     const float* k;
     const float* v;
     KvView kv;
     const uint32_t* positions;  // [m]
     const uint32_t* slots;      // [m]
-    // [m][N_HEAD_KV][PARTS]: sums [MAX_SPLITS][HEADS][HEAD_DIM], then maxima and weights
+    // [m][N_HEAD_KV][PARTS]: sums [MAX_SPLITS][HEADS][VALUE_DIM], then maxima and weights
     // [MAX_SPLITS][HEADS]
     float* partial;
     uint32_t* tickets;  // [m][N_HEAD_KV][PARTS], zero between launches
@@ -87,6 +92,11 @@ struct Params {
 // The tiles of 16 dimensions of a warp.
 DEVICE uint32_t tile_of(uint32_t warp, uint32_t i) {
     return OWN_WEIGHTS ? warp * WARP_TILES + i : warp + WARPS * i;
+}
+
+// The dimension that row r * 8 + g of a tile is.
+DEVICE uint32_t dim_of(uint32_t tile, uint32_t r, uint32_t g) {
+    return tile * 16 + (STORED == 2 ? r * 8 + g : 2 * g + r);
 }
 
 // Adds the products of a row's bytes, of which the first are signed.
@@ -134,8 +144,8 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
     SHARED uint32_t query[COLUMNS][STEPS * 8 + 4];
     SHARED uint32_t all_weights[TEAMS][SHARED_BLOCKS][COLUMNS][PAGE_TOKENS / 4 + 4];
     SHARED float all_parts[TEAMS][TILES * 4][PAGE_TOKENS + 8];
-    SHARED uint32_t newest[2][Cache::LIMBS][CHUNKS * 4];
-    SHARED uint16_t newest_scales[2][BLOCKS];
+    SHARED uint32_t newest[STORED][Cache::LIMBS][CHUNKS * 4];
+    SHARED uint16_t newest_scales[STORED][BLOCKS];
     SHARED float factors[TILES * 4];
     SHARED uint32_t is_number[TILES * 4];
     SHARED float all_tops[TEAMS][WARPS][TILES * 4];
@@ -203,13 +213,14 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
         const uint32_t token_block = first_token_block + number;
         pages[number % PAGES] = token_block < end_token_block ? kv_page(p.kv, slot, token_block * PAGE_TOKENS) : 0;
     };
-    // A team's page of a part, of which keys are even and values odd ones; where it comes from and lies.
+    // A team's page of a part, of which keys are even and values odd ones, where both are stored; where it comes
+    // from and lies.
     auto page_of = [&](uint32_t part, uint32_t t) {
-        const uint32_t number = part / 2 * TEAMS + t;
+        const uint32_t number = part / STORED * TEAMS + t;
         return first_token_block + number < end_token_block ? pages[number % PAGES] : 0;
     };
     auto source_of = [&](uint32_t part, uint32_t page) {
-        return Cache::head<N_HEAD_KV>(part % 2 ? p.kv.v : p.kv.k, page, head);
+        return Cache::head<N_HEAD_KV>(part % STORED ? p.kv.v : p.kv.k, page, head);
     };
     auto stage_of = [&](uint32_t part, uint32_t t) {
         return ring + part % RING * STAGE + t * Cache::BYTES;
@@ -268,7 +279,8 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
         return;
     }
 
-    const uint64_t row = (static_cast<uint64_t>(m) * N_HEAD + head * GROUP + first_head) * HEAD_DIM;
+    const uint64_t head_row = static_cast<uint64_t>(m) * N_HEAD + head * GROUP + first_head;
+    const uint64_t row = head_row * HEAD_DIM, out_row = head_row * VALUE_DIM;
     const bool has_newest = stores && end_token_block == token_blocks && position < p.kv.n_ctx;
     if (stores && end_token_block == token_blocks && !has_newest && threadIdx.x == 0) {
         kv_refuse(p.kv, slot, position);
@@ -318,9 +330,9 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
         const uint32_t page = kv_page(p.kv, slot, position);
         if (page == 0 && threadIdx.x == 0) kv_refuse(p.kv, slot, position);
         uint32_t most = 0;
-        for (uint32_t task = (THREADS - 1 - threadIdx.x) / 32; task < 2 * Cache::SPANS;
+        for (uint32_t task = (THREADS - 1 - threadIdx.x) / 32; task < STORED * Cache::SPANS;
              task += THREADS / 32) {
-            const uint32_t is_value = task % 2, dim = task / 2 * Cache::SPAN + lane * 4;
+            const uint32_t is_value = task % STORED, dim = task / STORED * Cache::SPAN + lane * 4;
             const float* from = (is_value && !VALUES_ARE_KEYS ? p.v : p.k) +
                                 (static_cast<uint64_t>(m) * N_HEAD_KV + head) * HEAD_DIM;
             float x[4] = {};
@@ -381,7 +393,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
 
     float* partial =
         p.partial + (static_cast<uint64_t>(m) * HEAD_BLOCKS + own) * (MAX_SPLITS * SPLIT_FLOATS);
-    float2* partial_tops = reinterpret_cast<float2*>(partial + MAX_SPLITS * HEADS * HEAD_DIM);
+    float2* partial_tops = reinterpret_cast<float2*>(partial + MAX_SPLITS * HEADS * VALUE_DIM);
     // A split's sums, for the block that joins them.
     auto leave = [&](const Sums& sums, uint32_t number) {
 #pragma unroll
@@ -395,11 +407,11 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
 #pragma unroll
             for (uint32_t i = 0; i < WARP_TILES; i++) {
                 const uint32_t tile = tile_of(warp, i);
-                if (tile >= CHUNKS) break;
+                if (tile >= VALUE_CHUNKS) break;
 #pragma unroll
                 for (uint32_t r = 0; r < 2; r++) {
-                    const uint32_t dim = tile * 16 + r * 8 + g;
-                    partial[(number * HEADS + h) * HEAD_DIM + dim] =
+                    const uint32_t dim = dim_of(tile, r, g);
+                    partial[(number * HEADS + h) * VALUE_DIM + dim] =
                         sums.is_empty ? 0.0f : sums.values[i][t][r];
                 }
             }
@@ -414,8 +426,8 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
 
 #pragma unroll 1
     for (uint32_t step = 0; first_token_block + step * TEAMS < end_token_block; step++) {
-        const uint32_t number = step * TEAMS, part = 2 * step, token_block = first_token_block + number + team;
-        uint8_t *keys = stage_of(part, team), *values = stage_of(part + 1, team);
+        const uint32_t number = step * TEAMS, part = STORED * step, token_block = first_token_block + number + team;
+        uint8_t *keys = stage_of(part, team), *values = stage_of(part + STORED - 1, team);
         const uint32_t seen = token_block < end_token_block ? n - token_block * PAGE_TOKENS : 0;
         const uint32_t live = seen < PAGE_TOKENS ? seen : PAGE_TOKENS;
         auto sees = [&](uint32_t at) {
@@ -492,11 +504,15 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
         __syncthreads();
         // These keys, and the values before them, are not read any more.
         const bool both = RING > 1 && number > 0;
-        ask(part + RING - both, 1 + both);
-        arrive(part + 1, AfterValues());
-        if (patches) {
-            put_newest(values, 1);
-            __syncthreads();
+        if constexpr (STORED == 2) {
+            ask(part + RING - both, 1 + both);
+            arrive(part + 1, AfterValues());
+            if (patches) {
+                put_newest(values, 1);
+                __syncthreads();
+            }
+        } else if (both) {
+            ask(part + RING - 1, 1);
         }
         float v_scale[SHARED_BLOCKS][2];
         Sums next;
@@ -574,7 +590,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
 #pragma unroll
         for (uint32_t i = 0; i < WARP_TILES; i++) {
             const uint32_t tile = tile_of(warp, i), b = tile * 16 / Cache::GROUP;
-            if (tile >= CHUNKS) break;
+            if (tile >= VALUE_CHUNKS) break;
             if (OWN_WEIGHTS && i % 2 == 0) {
 #pragma unroll
                 for (uint32_t t = 0; t < TILES; t++) {
@@ -584,12 +600,23 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
             int32_t sums[Cache::LIMBS][TILES][4] = {};
 #pragma unroll
             for (uint32_t k = 0; k < 2; k++) {
-                const uint8_t* at =
-                    values + ((2 * k + second) * HEAD_DIM + tile * 16 + matrix_row) * 16;
+                const uint8_t* at = STORED == 2
+                    ? values + ((2 * k + second) * HEAD_DIM + tile * 16 + matrix_row) * 16
+                    : values + (tile * PAGE_TOKENS + 32 * k + lane) * 16;
                 uint32_t limbs[Cache::LIMBS][4];
 #pragma unroll
                 for (uint32_t l = 0; l < Cache::LIMBS; l++) {
-                    ldmatrix_x4(limbs[l], at + l * Cache::PLANE);
+                    if constexpr (STORED == 2) {
+                        ldmatrix_x4(limbs[l], at + l * Cache::PLANE);
+                    } else {
+                        // Of eight tokens each: this lane's two of dimensions 2g and 2g + 1.
+                        uint32_t of[4];
+                        ldmatrix_x4_trans(of, at + l * Cache::PLANE);
+#pragma unroll
+                        for (uint32_t i = 0; i < 4; i++) {
+                            limbs[l][i] = prmt(of[i / 2 * 2], of[i / 2 * 2 + 1], i % 2 ? 0x7531 : 0x6420);
+                        }
+                    }
                 }
 #pragma unroll
                 for (uint32_t t = 0; t < TILES; t++) {
@@ -618,7 +645,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
         next.is_empty = !is_mapped;
         if (TEAMS > 1 && team > 0) handed[team - 1][thread] = next;
         if (TEAMS > 1 || RING == 1) __syncthreads();
-        if (RING == 1) ask(part + 2, 1);
+        if (RING == 1) ask(part + STORED, 1);
         if (team > 0) continue;
 #pragma unroll 1
         for (uint32_t t = 0; t < TEAMS; t++) {
@@ -657,13 +684,13 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
 #pragma unroll
             for (uint32_t i = 0; i < WARP_TILES; i++) {
                 const uint32_t tile = tile_of(warp, i);
-                if (tile >= CHUNKS) break;
+                if (tile >= VALUE_CHUNKS) break;
 #pragma unroll
                 for (uint32_t r = 0; r < 2; r++) {
-                    const uint32_t dim = tile * 16 + r * 8 + g;
+                    const uint32_t dim = dim_of(tile, r, g);
                     float sum = total.values[i][t][r];
                     if constexpr (HAS_SINKS) sum = mul_rn(sum, old_share);
-                    p.out[row + h * HEAD_DIM + dim] = div_rn(sum, weight);
+                    p.out[out_row + h * VALUE_DIM + dim] = div_rn(sum, weight);
                 }
             }
         }
@@ -709,10 +736,10 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
     }
     __syncthreads();
     // Elements a thread, and splits that are on their way at a time.
-    constexpr uint32_t ELEMENTS = HEADS * HEAD_DIM >= THREADS * 4 ? 4 : 2;
+    constexpr uint32_t ELEMENTS = HEADS * VALUE_DIM >= THREADS * 4 ? 4 : 2;
     constexpr uint32_t AHEAD = (THREADS > 256 ? 16 : 64) / ELEMENTS;
-    for (uint32_t i = threadIdx.x * ELEMENTS; i < heads * HEAD_DIM; i += THREADS * ELEMENTS) {
-        const uint32_t h = i / HEAD_DIM;
+    for (uint32_t i = threadIdx.x * ELEMENTS; i < heads * VALUE_DIM; i += THREADS * ELEMENTS) {
+        const uint32_t h = i / VALUE_DIM;
         float sum[ELEMENTS], weight = 0.0f;
 #pragma unroll 1
         for (uint32_t first = 0; first < splits; first += AHEAD) {
@@ -720,7 +747,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
 #pragma unroll
             for (uint32_t s = 0; s < AHEAD; s++) {
                 if (first + s >= splits) break;
-                const float* at = partial + (first + s) * (HEADS * HEAD_DIM) + i;
+                const float* at = partial + (first + s) * (HEADS * VALUE_DIM) + i;
 #pragma unroll
                 for (uint32_t e = 0; e < ELEMENTS; e += 2) {
                     const uint2 two = load_relaxed_u32x2(at + e);
@@ -750,7 +777,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
         if (!is_number[h]) weight = nan_f32();
 #pragma unroll
         for (uint32_t e = 0; e < ELEMENTS; e += 2) {
-            *reinterpret_cast<float2*>(p.out + row + i + e) =
+            *reinterpret_cast<float2*>(p.out + out_row + i + e) =
                 make_float2(div_rn(sum[e], weight), div_rn(sum[e + 1], weight));
         }
     }

@@ -537,6 +537,14 @@ DEVICE void ldmatrix_x4(uint32_t d[4], const void* shared_row) {
                          : "r"(shared_address(shared_row)) : "memory");)
 }
 
+// The same of the matrices' transposes: d[j] receives rows 2*(lane%4) and +1 of column lane/4.
+DEVICE void ldmatrix_x4_trans(uint32_t d[4], const void* shared_row) {
+    ON_HOST(sim::ldmatrix_x4_trans(d, shared_row);)
+    ON_CARD(asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                         : "r"(shared_address(shared_row)) : "memory");)
+}
+
 // ---------------------------------------------------------------- reductions
 
 #define ACROSS_WARP(...) \

@@ -3,7 +3,7 @@
 // error word; a number that is too large becomes the largest, and is reported to the host. A block of threads a
 // row.
 //
-// variant.cuh: N_HEAD_KV, HEAD_DIM, Kv.
+// variant.cuh: N_HEAD_KV, HEAD_DIM, STORED (2: keys and values; 1: keys, which have values in them), Kv.
 #include "kv_fixed.cuh"
 #include "variant.cuh"
 
@@ -17,7 +17,7 @@ struct Params {
 
 KERNEL(kv_scatter_fixed, Params) {
     using Cache = Kv;
-    constexpr uint32_t TASKS = N_HEAD_KV * Cache::SPANS * 2;
+    constexpr uint32_t TASKS = N_HEAD_KV * Cache::SPANS * STORED;
     const uint32_t lane = threadIdx.x % 32;
     pdl_wait();
     pdl_trigger();
@@ -33,8 +33,8 @@ KERNEL(kv_scatter_fixed, Params) {
     uint32_t most = 0;
     delay_block();
     for (uint32_t task = threadIdx.x / 32; task < TASKS; task += blockDim.x / 32) {
-        const bool is_value = task % 2;
-        const uint32_t head = task / 2 / Cache::SPANS, span = task / 2 % Cache::SPANS;
+        const bool is_value = task % STORED;
+        const uint32_t head = task / STORED / Cache::SPANS, span = task / STORED % Cache::SPANS;
         const uint32_t dim = span * Cache::SPAN + lane * 4;
         const uint64_t from = (static_cast<uint64_t>(m) * N_HEAD_KV + head) * HEAD_DIM + dim;
         float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);

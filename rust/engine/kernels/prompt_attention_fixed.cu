@@ -7,7 +7,7 @@
 // a token block joins each to those before, which are in `out` until all are. With bulk copies one thread
 // fetches pages and warps proceed independently, or by WARPGROUPS, whose products are those of four warps.
 //
-// variant.cuh: WARPGROUPS, Kv, N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16, at most 128), WINDOW (tokens
+// variant.cuh: WARPGROUPS, Kv, N_HEAD, N_HEAD_KV, HEAD_DIM (a multiple of 16, at most 128), VALUE_DIM (the same), STORED, WINDOW (tokens
 // that a row sees, 0: all), HAS_SINKS, THREADS, ROWS (queries a block, 16 a warp), STAGES (pages in shared
 // memory), SHARED_BYTES, MAX_SPLITS.
 #include "kv_fixed.cuh"
@@ -20,6 +20,7 @@ constexpr uint32_t LIMBS = Cache::LIMBS;
 constexpr uint32_t GROUP = N_HEAD / N_HEAD_KV;
 constexpr uint32_t WARPS = THREADS / 32;
 static_assert(ROWS == WARPS * 16 && HEAD_DIM <= 128, "a warp has 16 queries");
+static_assert(STORED == 2 && VALUE_DIM == HEAD_DIM, "values of their own");
 // Blocks of 32 dimensions are steps of keys.
 static_assert(LIMBS == 1 ? Cache::GROUP == 32 : Cache::BLOCKS == 1, "a scale at hand");
 constexpr uint32_t BLOCK_DIMS = Cache::GROUP / 8;  // tiles of a block

@@ -2,7 +2,7 @@
 // factor; where RANKS_SCALED, each weight is then multiplied by its expert's own, as Op::ScaleRanks does.
 //
 // Include it behind variant.cuh: ROUTE_EXPERTS, ROUTE_RANKS, GATING, BIASED, RENORMALIZE, RANKS_SCALED,
-// LOGIT_FACTOR_BITS (a float32).
+// LOGIT_FACTOR_BITS (a float32), ROUTE_GROUPS (1: experts have none), ROUTE_GROUPS_USED.
 #pragma once
 #include "math.cuh"
 
@@ -31,6 +31,12 @@ DEVICE uint32_t key_of(float score) {
     if (is_nan(score)) return NAN_KEY;
     const uint32_t bits = float_as_u32(add_rn(score, 0.0f));
     return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// What key_of was made of, but for the sign of a zero.
+DEVICE float score_of(uint32_t key) {
+    if (key == NAN_KEY) return nan_f32();
+    return u32_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
 // Prefetches the model's data that routing reads, before the preceding kernels have ended; by a warp.
@@ -105,6 +111,46 @@ struct Choice {
     uint32_t chosen[LANE_RANKS];
 };
 
+// Leaves the experts of the groups that are chosen; a lane has a group.
+DEVICE void leave_groups(Choice& of, uint32_t lane) {
+    constexpr uint32_t SIZE = ROUTE_EXPERTS / ROUTE_GROUPS;
+    static_assert(ROUTE_GROUPS <= 32 && ROUTE_EXPERTS % ROUTE_GROUPS == 0, "a lane a group");
+    uint32_t own = NO_KEY;
+#pragma unroll 1
+    for (uint32_t group = 0; group < ROUTE_GROUPS; group++) {
+        // The largest of its keys, of equals the first, but for one expert.
+        auto largest = [&](uint32_t but, uint32_t& most) {
+            uint32_t key = NO_KEY, id = ~0u;
+#pragma unroll
+            for (uint32_t i = 0; i < LANE_EXPERTS; i++) {
+                const bool is_its = of.id[i] / SIZE == group && of.id[i] != but;
+                if (is_its && of.key[i] > key) key = of.key[i], id = of.id[i];
+            }
+            most = warp_max_u32(key);
+            return ~warp_max_u32(key == most ? ~id : 0u);
+        };
+        uint32_t key, next;
+        const uint32_t first = largest(~0u, key);
+        if constexpr (BIASED) {
+            largest(first, next);
+            key = key_of(add_rn(score_of(key), score_of(next)));
+        }
+        if (lane == group) own = key;
+    }
+    uint32_t chosen = 0;
+#pragma unroll 1
+    for (uint32_t n = 0; n < ROUTE_GROUPS_USED; n++) {
+        const uint32_t most = warp_max_u32(own);
+        const uint32_t group = ~warp_max_u32(own == most ? ~lane : 0u);
+        chosen |= 1u << group;
+        if (lane == group) own = NO_KEY;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < LANE_EXPERTS; i++) {
+        if (of.id[i] < ROUTE_EXPERTS && !(chosen >> of.id[i] / SIZE & 1)) of.key[i] = NO_KEY;
+    }
+}
+
 // Of row m, nothing chosen; by all lanes of a warp, as what follows.
 DEVICE Choice choice_of(const RouteParams& p, uint32_t m, uint32_t lane) {
     Choice of = {};
@@ -120,6 +166,7 @@ DEVICE Choice choice_of(const RouteParams& p, uint32_t m, uint32_t lane) {
         if constexpr (BIASED) score = add_rn(gate_of(of.gates, score), p.bias[id]);
         of.key[i] = key_of(score);
     }
+    if constexpr (ROUTE_GROUPS > 1) leave_groups(of, lane);
     // Batcher's odd-even mergesort.
 #pragma unroll
     for (uint32_t size = 1; size < LANE_EXPERTS; size *= 2) {

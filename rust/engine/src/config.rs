@@ -4,6 +4,7 @@
 #![deny(clippy::arithmetic_side_effects, clippy::panic)]
 
 mod delta;
+mod latent;
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -14,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::gguf::{shown, Array, Gguf, TensorInfo, Value};
 use crate::quant::QuantType;
 pub use delta::DeltaConfig;
+pub use latent::{ExpertGroups, LatentConfig};
 
 /// Most experts of a layer: more than any published model has, and few enough that a warp chooses
 /// among them.
@@ -132,6 +134,8 @@ pub struct Experts {
     pub gating: Option<usize>,
     /// Layers before the first that has them.
     pub n_layer_dense: usize,
+    /// Neighbours of one number, of which some groups are chosen from.
+    pub groups: Option<ExpertGroups>,
 }
 
 /// What layers with a window have of their own, where the file says it.
@@ -218,6 +222,7 @@ pub struct Config {
     /// Layers behind `n_layer` that guess further tokens; no pass runs them.
     pub n_layer_nextn: usize,
     pub delta: Option<DeltaConfig>,
+    pub latent: Option<LatentConfig>,
     /// Tokens that a short convolution sees.
     pub conv_taps: Option<usize>,
     /// The base in layers with a window, where they have one of their own.
@@ -493,14 +498,17 @@ impl Config {
                 "an even width of at most 1024",
             ));
         }
-        let value_dim = keys
-            .uint("attention.value_length", 1..=1024)?
-            .unwrap_or(head_dim);
-        if value_dim != head_dim {
+        let latent = Self::latent(&keys, head_dim)?;
+        let wanted = latent.map_or(head_dim, |latent| latent.rank);
+        let value_dim = keys.uint("attention.value_length", 1..=1024)?;
+        if let Some(other) = value_dim.filter(|dim| *dim != wanted) {
             return Err(out_of_range(
                 format!("{arch}.attention.value_length"),
-                value_dim,
-                format!("{head_dim}, the width of the keys; others are not supported"),
+                other,
+                match latent {
+                    Some(_) => format!("{wanted}, attention.kv_lora_rank"),
+                    None => format!("{wanted}, the width of the keys; others are not supported"),
+                },
             ));
         }
         let experts = Self::experts(&keys, n_layer, n_ff)?;
@@ -569,6 +577,7 @@ impl Config {
             temperature: Self::temperature(&keys, n_ctx_train)?,
             n_layer_nextn,
             delta: Self::delta(&keys, n_layer)?,
+            latent,
             conv_taps,
             rope_base_window: keys.float("rope.freq_base_swa", bases)?,
             rope_finetuned: gguf.get_bool(&finetuned)?.unwrap_or(true),
@@ -660,9 +669,6 @@ impl Config {
             // Early files: as if one layer's width were shared by those used.
             None => n_ff.checked_div(n_used).unwrap_or(0).max(1),
         };
-        keys.only("expert_group_count", "1: groups are not supported", |v| {
-            matches!(v.as_uint(), Some(0 | 1))
-        })?;
         let scale = keys.float("expert_weights_scale", 0.0..=1e6)?;
         let shared = keys.uint("expert_shared_feed_forward_length", 0..=1 << 20)?;
         let renormalizes = format!("{}.expert_weights_norm", keys.arch);
@@ -679,6 +685,7 @@ impl Config {
             n_layer_dense: keys
                 .uint("leading_dense_block_count", 0..=n_layer)?
                 .unwrap_or(0),
+            groups: Self::groups(keys, n_expert, n_used)?,
         }))
     }
 

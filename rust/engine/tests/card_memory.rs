@@ -115,13 +115,7 @@ fn wide() -> Arc<Plan> {
     let folder = Folder::new();
     let (_, plan) = card_model::open(&folder, "Q8_0", 32);
     let mut plan = Plan::clone(&plan);
-    plan.kv = vec![
-        KvShape {
-            n_head_kv: 8,
-            head_dim: 128,
-        };
-        32
-    ];
+    plan.kv = vec![KvShape::new(8, 128); 32];
     Arc::new(plan)
 }
 

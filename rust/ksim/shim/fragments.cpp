@@ -99,7 +99,7 @@ static void multiply_fragments(Fiber* lanes) {
     }
 }
 
-static void load_matrices(Fiber* lanes) {
+static void load_matrices(Fiber* lanes, bool transposed) {
     for (uint32_t matrix = 0; matrix < 4; matrix++) {
         uint16_t values[8][8];
         for (uint32_t row = 0; row < 8; row++) {
@@ -107,7 +107,8 @@ static void load_matrices(Fiber* lanes) {
         }
         for (uint32_t lane = 0; lane < 32; lane++) {
             uint32_t row = lane / 4, column = 2 * (lane % 4);
-            uint32_t low = values[row][column], high = values[row][column + 1];
+            uint32_t low = transposed ? values[column][row] : values[row][column];
+            uint32_t high = transposed ? values[column + 1][row] : values[row][column + 1];
             reinterpret_cast<uint32_t*>(lanes[lane].in)[matrix] = low | (high << 16);
         }
     }

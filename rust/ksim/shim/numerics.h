@@ -92,4 +92,12 @@ static inline void ldmatrix_x4(uint32_t d[4], const void* row) {
                    reinterpret_cast<uint64_t>(row));
 }
 
+static inline void ldmatrix_x4_trans(uint32_t d[4], const void* row) {
+    if (reinterpret_cast<uintptr_t>(row) % 16) {
+        fail(KSIM_MISALIGNED_ADDRESS, "ldmatrix_x4_trans from %p: rows are 16-byte aligned", row);
+    }
+    warp_operation(LDMATRIX_TRANS, 0xffffffffu, reinterpret_cast<uint64_t>(d),
+                   reinterpret_cast<uint64_t>(row));
+}
+
 }  // namespace sim

@@ -2,7 +2,7 @@
 namespace sim {
 
 static void multiply_fragments(Fiber* lanes);
-static void load_matrices(Fiber* lanes);
+static void load_matrices(Fiber* lanes, bool transposed);
 
 const char* name_of(uint32_t kind) {
     static const char* const names[] = {
@@ -11,7 +11,7 @@ const char* name_of(uint32_t kind) {
         "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync",
         "__reduce_max_sync", "__reduce_and_sync", "__reduce_or_sync", "__reduce_xor_sync",
         "warp_sum_f32", "warp_max_f32", "mma_m16n8k16_f16_f32", "mma_m16n8k32_s32",
-        "ldmatrix_x4",
+        "ldmatrix_x4", "ldmatrix_x4_trans",
     };
     return names[kind];
 }
@@ -105,7 +105,8 @@ static __attribute__((noinline)) void complete(uint32_t kind, uint32_t mask, Fib
         case MAX_F32: all = float_to_bits(butterfly(lanes, false)); break;
         case MMA:
         case MMA_BYTES: multiply_fragments(lanes); return;
-        case LDMATRIX: load_matrices(lanes); return;
+        case LDMATRIX: load_matrices(lanes, false); return;
+        case LDMATRIX_TRANS: load_matrices(lanes, true); return;
         default:
             all = lanes[first].in;
             for (uint32_t m = mask & (mask - 1); m; m &= m - 1) {

@@ -58,10 +58,7 @@ impl Heads {
 
 impl<'a> Builder<'a> {
     pub fn new(config: &'a Config) -> Self {
-        let none = KvShape {
-            n_head_kv: 0,
-            head_dim: 0,
-        };
+        let none = KvShape::new(0, 0);
         let plan = Plan {
             kv: vec![none; config.n_layer],
             ..Plan::default()
@@ -73,10 +70,7 @@ impl<'a> Builder<'a> {
     pub fn beside(config: &'a Config, plan: &Plan) -> Self {
         let mut plan = plan.clone();
         plan.ops.clear();
-        plan.kv.push(KvShape {
-            n_head_kv: 0,
-            head_dim: 0,
-        });
+        plan.kv.push(KvShape::new(0, 0));
         Self { config, plan }
     }
 
@@ -248,10 +242,7 @@ impl<'a> Builder<'a> {
 
     /// The cache of a layer whose heads are those that the config gives every layer.
     pub fn kv(&self) -> KvShape {
-        KvShape {
-            n_head_kv: self.config.n_head_kv,
-            head_dim: self.config.head_dim,
-        }
+        KvShape::new(self.config.n_head_kv, self.config.head_dim)
     }
 
     /// The embedding of the tokens times `scale`: the rows that all layers add to.
@@ -339,7 +330,7 @@ impl<'a> Builder<'a> {
 
     /// Attends over the cache of a layer, in which the tokens are stored already.
     fn attention_over(&mut self, cache: usize, heads: Heads, scores: Scores) -> BufferId {
-        let out = self.buffer("heads", heads.n_head * heads.kv.head_dim);
+        let out = self.buffer("heads", heads.n_head * heads.kv.value_dim());
         self.push(Op::Attention {
             q: heads.q,
             out,

@@ -110,10 +110,7 @@ fn attend(b: &mut Builder<'_>, kinds: &[Kind], layer: usize, x: BufferId) -> Res
         table,
         window,
     } = kinds[layer];
-    let shape = |layer: usize| KvShape {
-        n_head_kv: c.n_head_kv_of[layer],
-        head_dim: kinds[layer].head_dim,
-    };
+    let shape = |layer: usize| KvShape::new(c.n_head_kv_of[layer], kinds[layer].head_dim);
     let kv = shape(layer);
     if kv.n_head_kv == 0 {
         return Err(Error::Metadata {
@@ -219,6 +216,7 @@ fn experts(b: &mut Builder<'_>, layer: usize, x: BufferId) -> Result<BufferId> {
         gating: Gating::Softmax,
         renormalize: true,
         scale: 1.0,
+        groups: None,
     });
     if let Some(weight) = b.optional(&name("ffn_down_exps.scale"), &[of.n_expert])? {
         b.push(Op::ScaleRanks { routes, weight });

@@ -57,6 +57,20 @@ pub fn feed_forward(
     router: &Router,
     is_shared: bool,
 ) -> Result<()> {
+    feed_forward_by(b, layer, x, router, (Builder::experts_by_bias, is_shared))
+}
+
+/// How experts are chosen.
+pub type Chosen<'a> = fn(&mut Builder<'a>, usize, BufferId, &Router) -> Result<BufferId>;
+
+/// The same where experts are chosen so.
+pub fn feed_forward_by<'a>(
+    b: &mut Builder<'a>,
+    layer: usize,
+    x: BufferId,
+    router: &Router,
+    (chosen, is_shared): (Chosen<'a>, bool),
+) -> Result<()> {
     if layer < router.experts.n_layer_dense {
         let delta = b.swiglu_under(layer, Some(router.norm), x, b.config.n_ff)?;
         b.add(delta, x);
@@ -66,7 +80,7 @@ pub fn feed_forward(
         true => Some(b.shared_expert(layer, x, router, false)?),
         false => None,
     };
-    let delta = b.experts_by_bias(layer, x, router)?;
+    let delta = chosen(b, layer, x, router)?;
     b.add(delta, x);
     if let Some(shared) = shared {
         let delta = b.gate_shared(layer, shared)?;

@@ -9,6 +9,7 @@ use crate::plan::{signature, Op, Plan};
 mod bert;
 mod build;
 mod cohere2;
+mod deepseek2;
 mod delta;
 mod exaone4;
 mod fused;
@@ -205,6 +206,12 @@ pub static ARCHITECTURES: &[Architecture] = &[
         experts: true,
         plan: laguna::plan,
     },
+    // GLM-4.7-Flash, DeepSeek-R1 and others call themselves so too.
+    Architecture {
+        name: "deepseek2",
+        experts: true,
+        plan: deepseek2::plan,
+    },
     Architecture {
         name: "bert",
         experts: false,
@@ -261,6 +268,15 @@ pub fn plan(config: &Config) -> Result<Plan> {
             key: format!("{}.attention.causal", config.arch),
             value: said.to_string(),
             expected: why.into(),
+        });
+    }
+    let ignores = |op: &Op| matches!(op, Op::Route { groups: None, .. });
+    let groups = config.experts.and_then(|experts| experts.groups);
+    if let Some(of) = groups.filter(|_| plan.ops.iter().any(ignores)) {
+        return Err(Error::Metadata {
+            key: format!("{}.expert_group_count", config.arch),
+            value: of.count.to_string(),
+            expected: "0 or 1: groups are not supported in this architecture".into(),
         });
     }
     let caps = |op: &Op| matches!(op, Op::SoftCap { .. });

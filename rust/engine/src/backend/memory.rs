@@ -60,19 +60,31 @@ pub struct KvLayer {
     pub n_pages: usize,
     /// Bytes that keys take in the pools of all layers before.
     pub at: usize,
+    /// Bytes that values take there.
+    pub values_at: usize,
 }
 
 impl KvLayer {
-    /// Bytes that keys take in the pools up to the end of this layer; `None` where they overflow.
-    fn end(&self) -> Option<usize> {
+    /// Bytes that keys and values take in the pools up to the end of this layer; `None` where they overflow.
+    fn end(&self) -> Option<[usize; 2]> {
         let heads = self.shape.n_head_kv.checked_mul(PAGE_TOKENS)?;
         let page = heads.checked_mul(self.head_bytes)?;
-        self.at.checked_add(page.checked_mul(self.n_pages)?)
+        let all = page.checked_mul(self.n_pages)?;
+        let values = all * (self.shape.stored() - 1);
+        Some([
+            self.at.checked_add(all)?,
+            self.values_at.checked_add(values)?,
+        ])
     }
 
     /// Bytes of its keys in one page.
     pub fn page_bytes(&self) -> usize {
         self.shape.n_head_kv * PAGE_TOKENS * self.head_bytes
+    }
+
+    /// Bytes of its keys and values in one page.
+    pub fn stored_bytes(&self) -> usize {
+        self.shape.stored() * self.page_bytes()
     }
 }
 
@@ -108,7 +120,9 @@ impl KvPages {
                 Some(windows) => (Kind::Windowed, windows.n_pages),
                 None => (Kind::Whole, options.n_pages),
             };
-            let at = layers.last().map_or(Some(0), KvLayer::end);
+            // Past the end there is no pool.
+            let at = layers.last().map_or(Some([0; 2]), KvLayer::end);
+            let [at, values_at] = at.unwrap_or([usize::MAX; 2]);
             layers.push(KvLayer {
                 shape: *shape,
                 head_bytes: head_bytes.ok_or_else(|| Error::Argument {
@@ -121,8 +135,8 @@ impl KvPages {
                 })?,
                 kind,
                 n_pages,
-                // Then there is no pool.
-                at: at.unwrap_or(usize::MAX),
+                at,
+                values_at,
             });
         }
         Ok(Self {
@@ -143,7 +157,7 @@ impl KvPages {
 
     /// Bytes of a page in all layers of a kind, keys and values.
     pub fn page_bytes(&self, kind: Kind) -> usize {
-        let bytes = |(_, layer): (usize, &KvLayer)| 2 * layer.page_bytes();
+        let bytes = |(_, layer): (usize, &KvLayer)| layer.stored_bytes();
         self.of_kind(kind).map(bytes).sum()
     }
 
@@ -157,10 +171,13 @@ impl KvPages {
 
     /// Bytes of all pools; `None` where they overflow.
     pub fn bytes(&self) -> Option<usize> {
-        self.layers
-            .last()
-            .map_or(Some(0), KvLayer::end)?
-            .checked_mul(2)
+        let [keys, values] = self.pools()?;
+        keys.checked_add(values)
+    }
+
+    /// Bytes of the pools of keys and of values; `None` where they overflow.
+    pub fn pools(&self) -> Option<[usize; 2]> {
+        self.layers.last().map_or(Some([0; 2]), KvLayer::end)
     }
 
     /// Bytes of the pool of a kind, where [`KvPages::bytes`] do not overflow.
@@ -203,7 +220,7 @@ impl KvPages {
     pub fn token_bytes(&self) -> u64 {
         let of_layer = |layer: &KvLayer| {
             let heads = layer.shape.n_head_kv as u64;
-            heads.saturating_mul(2 * layer.head_bytes as u64)
+            heads.saturating_mul((layer.shape.stored() * layer.head_bytes) as u64)
         };
         let layers = self.layers.iter().map(of_layer);
         layers.fold(0, u64::saturating_add)
@@ -303,10 +320,7 @@ mod tests {
     use crate::quant;
 
     fn pages(head_dim: usize, kv_type: &str, n_slots: usize, n_ctx: usize) -> Result<KvPages> {
-        let shape = KvShape {
-            n_head_kv: 3,
-            head_dim,
-        };
+        let shape = KvShape::new(3, head_dim);
         let options = RunnerOptions {
             n_slots,
             n_ctx,

@@ -17,7 +17,7 @@ mod tests;
 use std::sync::Arc;
 
 use super::signature::{Access, Operand, Rotation};
-use super::{BufferId, Gating, Norm, Op, Plan, Rows, WeightId};
+use super::{BufferId, Gating, Groups, Norm, Op, Plan, Rows, WeightId};
 use liveness::Liveness;
 use rule::{apply, Rule};
 
@@ -160,6 +160,7 @@ pub struct RouteOp {
     pub gating: Gating,
     pub renormalize: bool,
     pub scale: f32,
+    pub groups: Option<Groups>,
     /// 1 changes nothing.
     pub factor: f32,
     /// A number of each expert.
@@ -343,6 +344,7 @@ fn single(op: &Op) -> Fused {
             gating,
             renormalize,
             scale,
+            groups,
         } => Fused::Route(RouteOp {
             logits,
             bias,
@@ -350,6 +352,7 @@ fn single(op: &Op) -> Fused {
             gating,
             renormalize,
             scale,
+            groups,
             factor: 1.0,
             scales: None,
         }),

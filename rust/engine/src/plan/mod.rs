@@ -1,7 +1,9 @@
 //! The plan: a model as data. A straight list of [`Op`]s over named, sized buffers; an architecture
 //! writes it, a backend interprets or lowers it, nothing else knows the model.
 
+mod attributes;
 pub mod fuse;
+mod kv;
 mod op;
 pub mod parts;
 #[allow(clippy::module_inception)]
@@ -12,8 +14,10 @@ pub mod sketch;
 #[cfg(test)]
 mod tests;
 
-pub use op::{Gating, Norm, Op, RopeStyle, TableRow, ARITHMETIC};
+pub use attributes::{Gating, Groups, Norm, RopeStyle, TableRow};
+pub use kv::KvShape;
+pub use op::{Op, ARITHMETIC};
 pub use plan::{
-    Buffer, BufferId, Drafter, Hidden, KvShape, LongFactors, Plan, RopeTable, Rows, State, StateId,
+    Buffer, BufferId, Drafter, Hidden, LongFactors, Plan, RopeTable, Rows, State, StateId,
     Temperature, Weight, WeightId,
 };

@@ -7,35 +7,7 @@ use super::signature::{
     Access, CacheUse, Constant, Operand, Over, Parts, Role, Rotation, Signature, StateUse, Used,
     Width,
 };
-use super::{BufferId, StateId, WeightId};
-
-/// Which two values of a head are rotated together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RopeStyle {
-    /// `2i` and `2i + 1`.
-    Interleaved,
-    /// `i` and `i + rope_dim / 2`.
-    Halves,
-}
-
-impl RopeStyle {
-    /// In listings.
-    pub fn name(self) -> &'static str {
-        match self {
-            RopeStyle::Interleaved => "interleaved",
-            RopeStyle::Halves => "halves",
-        }
-    }
-}
-
-/// An RMSNorm over whole rows, where it is part of a product.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Norm {
-    /// A vector as long as the rows.
-    pub weight: WeightId,
-    pub eps: f32,
-}
+use super::{BufferId, Gating, Groups, Norm, RopeStyle, StateId, TableRow, WeightId};
 
 /// The default of factors: 1 changes nothing.
 fn one() -> f32 {
@@ -45,28 +17,6 @@ fn one() -> f32 {
 /// The default of attention.
 fn yes() -> bool {
     true
-}
-
-/// How a router's logits become the weights of experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Gating {
-    /// Softmax over all experts.
-    Softmax,
-    /// Each logit's own sigmoid.
-    Sigmoid,
-    /// Softmax over those that are chosen.
-    SelectedSoftmax,
-}
-
-/// Which row of a table is added.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TableRow {
-    /// The first, to every row alike.
-    First,
-    /// The one of the row's position.
-    Position,
 }
 
 /// Counts up with every change of a bit that a definition below states: what was computed by another
@@ -186,7 +136,8 @@ pub enum Op {
     /// Stores `k[r]` and `v[r]` as token `positions[r]` of the sequence `slots[r]` in the cache of
     /// `layer`: page `page_table[slots[r]][positions[r] / page]`, entry `positions[r] % page`. A
     /// position at or past the limit, or a page that is not mapped, writes nothing and raises the
-    /// error word.
+    /// error word. Where the layer's values are in its keys ([`KvShape`](super::KvShape)), `v` is `k`, and
+    /// is stored once.
     KvScatter {
         k: BufferId,
         v: BufferId,
@@ -200,7 +151,8 @@ pub enum Op {
     /// pass: a row sees those behind it too, and all of a sequence is one pass. There is no window then.
     /// With `sinks`, a logit for each head, `sinks[h]` is one more score of the softmax, of value 0.
     /// NaN where no score but that is above -infinity. Keys and values are finite: those that are not end
-    /// their sequence ([`crate::Error::KvValues`]).
+    /// their sequence ([`crate::Error::KvValues`]). Where the layer's values are in its keys, `V[t]` is the first
+    /// numbers of `K[t]`, and `out[r][h]` has as many.
     ///
     /// **Over a cache of integers**
     /// ([`sums_kv_exactly`](crate::quant::QuantType::sums_kv_exactly)) by a stated sum, with operations
@@ -289,6 +241,14 @@ pub enum Op {
         n: usize,
         first: usize,
         of: usize,
+    },
+    /// `out[r]` has `n` parts, each `of[0]` values of `x[r]`, then `of[1]` of `y[r]`: both in their order.
+    Join {
+        x: BufferId,
+        y: BufferId,
+        out: BufferId,
+        n: usize,
+        of: [usize; 2],
     },
     /// `out[r]` is `x[r]`, then `y[r]`.
     Concat {
@@ -399,7 +359,10 @@ pub enum Op {
     ///    then the lanes are folded in halves, 16, 8, 4, 2, 1. `p_i = g_i / sum`; of sigmoid `p_i = g_i`.
     /// 3. *Choice*: by `logits_i`, or where there is a `bias` by `p_i + bias_i` (of the softmax of
     ///    those selected, `logits_i + bias_i`). The largest is first; of equals, and the two zeros are
-    ///    equal, the one of the lower id. What is not a number is below all that is.
+    ///    equal, the one of the lower id. What is not a number is below all that is. With `groups`, of
+    ///    `count` of neighbours, all of one size, only experts of `used` are compared: of the groups of the
+    ///    largest scores, by the order of experts. A group's score is the largest of its experts' or, where
+    ///    there is a `bias`, the sum of the two that come first, rounded.
     /// 4. *Weights*, of those chosen in the order of their choice: `w_j = p_i`; of the softmax of those
     ///    selected `g_j = exp(logits_j - m)`, `m` the largest of theirs, and `w_j = g_j / ((g_0 + g_1) +
     ///    ...)`. With `renormalize` `w_j = w_j / max((w_0 + w_1) + ..., 2^-14)`. Then `w_j * scale`.
@@ -413,7 +376,11 @@ pub enum Op {
         gating: Gating,
         renormalize: bool,
         scale: f32,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        groups: Option<Groups>,
     },
+    /// All experts of each row: `out[r]` is the ids from 0 on, then as many weights 1.
+    RouteAll { out: BufferId },
     /// `out[r][j] = (weight[e_j] · x[r]) scale[e_j] + bias[e_j]` for each rank `j` of `routes[r]`, `e_j`
     /// its id; or, where x is `ranked`, of `x[r][j]`. Each is the sum that [`Op::MatVec`] states, its
     /// norm included, which is one of the row that is multiplied. A number in the place of an id that
@@ -556,7 +523,11 @@ impl Op {
                 }),
                 looks_ahead: !causal,
                 constant: Some(Constant::Scale(scale)),
-                ..Signature::new("attention", Over::Batch, vec![read(q), write(out)])
+                ..Signature::new(
+                    "attention",
+                    Over::Batch,
+                    vec![read(q), write(out).wide(Width::Attended)],
+                )
             },
             Op::Add { x, out } => Signature::new("add", Over::Buffers, vec![update(out), read(x)]),
             Op::SwiGlu { gate, up, out } => {
@@ -585,6 +556,16 @@ impl Op {
                     vec![read(x).wide(Width::Of(n.saturating_mul(of))), write(out)],
                 )
             },
+            Op::Join { x, y, out, n, of } => {
+                let wide = |id, part: usize| read(id).wide(Width::Of(n.saturating_mul(part)));
+                let both = of[0].saturating_add(of[1]).saturating_mul(n);
+                let out = write(out).wide(Width::Of(both));
+                Signature::new(
+                    "join",
+                    Over::Buffers,
+                    vec![wide(x, of[0]), wide(y, of[1]), out],
+                )
+            }
             Op::Concat { x, y, out } => {
                 let buffers = vec![read(x), read(y), write(out).wide(Width::Times(2))];
                 Signature::new("concat", Over::Buffers, buffers)
@@ -698,6 +679,7 @@ impl Op {
                 out,
                 gating,
                 scale,
+                groups,
                 ..
             } => {
                 let name = match gating {
@@ -712,10 +694,19 @@ impl Op {
                         .into_iter()
                         .collect(),
                     routes: Some(out),
+                    groups,
                     constant: Some(Constant::Scale(scale)),
                     ..Signature::new(name, Over::Buffers, buffers)
                 }
             }
+            Op::RouteAll { out } => Signature {
+                routes: Some(out),
+                ..Signature::new(
+                    "route_all",
+                    Over::Buffers,
+                    vec![write(out).wide(Width::Routes)],
+                )
+            },
             Op::ExpertMatVec {
                 x,
                 ranked,

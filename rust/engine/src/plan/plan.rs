@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Norm, Op};
+use super::{KvShape, Norm, Op};
 use crate::error::{Error, Result};
 use crate::quant::{self, QuantType};
 
@@ -174,14 +174,6 @@ impl RopeTable {
         let angles = positions.saturating_mul(self.inv_freq.len());
         angles.saturating_mul(2 * size_of::<f32>())
     }
-}
-
-/// Shape of one layer's cache of keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KvShape {
-    /// 0 where the layer has none.
-    pub n_head_kv: usize,
-    pub head_dim: usize,
 }
 
 /// What a sequence keeps from token to token beside keys and values: float32 numbers, all zero before
@@ -464,13 +456,10 @@ impl fmt::Display for Plan {
             };
             writeln!(f, "  {}[{rows}, {}]", x.name, x.width)?;
         }
-        let alike = self.kv.chunk_by(|a, b| a == b).map(|layers| {
-            let KvShape {
-                n_head_kv,
-                head_dim,
-            } = layers[0];
-            format!("{} layers x {n_head_kv} heads x {head_dim}", layers.len())
-        });
+        let alike = self
+            .kv
+            .chunk_by(|a, b| a == b)
+            .map(|layers| format!("{} layers x {}", layers.len(), layers[0]));
         writeln!(f, "kv: {}", alike.collect::<Vec<_>>().join(", "))?;
         if !self.states.is_empty() {
             let all = self.state_bytes();

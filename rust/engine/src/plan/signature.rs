@@ -3,11 +3,14 @@
 
 use std::fmt;
 
-use super::{BufferId, Plan, RopeStyle, Rows, StateId, Weight, WeightId};
+use super::{BufferId, Groups, Plan, RopeStyle, Rows, StateId, Weight, WeightId};
 
 /// Most experts of a layer: more than any published model has, and few enough that a warp chooses
 /// among them.
 pub const MOST_EXPERTS: usize = 1024;
+
+/// Most groups of experts: a lane of a warp has one.
+pub const MOST_GROUPS: usize = 32;
 
 /// One op, for code that need not know which it is.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +33,8 @@ pub struct Signature {
     pub rotation: Option<Rotation>,
     /// The buffer with the experts of each row, where it chooses them or goes by them.
     pub routes: Option<BufferId>,
+    /// Of which experts are chosen, where these have groups.
+    pub groups: Option<Groups>,
     pub constant: Option<Constant>,
 }
 
@@ -62,6 +67,8 @@ pub enum Width {
     Product,
     /// All heads that the cache holds of a token.
     Cache,
+    /// A value of the cache for each of [`Parts::Heads`].
+    Attended,
     /// So many values.
     Of(usize),
     /// So many times [`Width::Row`].
@@ -237,6 +244,7 @@ impl Signature {
             looks_ahead: false,
             rotation: None,
             routes: None,
+            groups: None,
             constant: None,
         }
     }
@@ -283,7 +291,7 @@ impl Signature {
             && self.parts_fit(plan)
             && self.rows_fit(plan)
             && are_apart(&self.buffers)
-            && self.cache.is_none_or(|c| c.layer < plan.kv.len())
+            && self.cache.is_none_or(|c| self.cache_fits(plan, c))
             && self.state.is_none_or(|s| self.state_fits(plan, s))
             && self.window != Some(0)
             && !(self.looks_ahead && self.window.is_some())
@@ -291,6 +299,16 @@ impl Signature {
                 .rotation
                 .is_none_or(|rotation| rotation.table < plan.ropes.len())
             && self.routes_fit(plan)
+    }
+
+    /// Whether the layer has such a cache; values that are in its keys are not stored beside them.
+    fn cache_fits(&self, plan: &Plan, of: CacheUse) -> bool {
+        plan.kv.get(of.layer).is_some_and(|kv| {
+            let values = kv.values_in_keys.unwrap_or(1);
+            let are_one = self.buffers.windows(2).all(|two| two[0].id == two[1].id);
+            let is_apart = kv.values_in_keys.is_none() || !of.access.writes();
+            (1..=kv.head_dim.max(1)).contains(&values) && (is_apart || are_one)
+        })
     }
 
     /// Experts of each row.
@@ -316,17 +334,25 @@ impl Signature {
         };
         let chooses = self.overwritten().any(|out| Some(out) == self.routes);
         let most = match (chooses, self.experts(plan)) {
-            (true, _) => self.width(plan, Width::Row).unwrap_or(0),
+            (true, _) => self.width(plan, Width::Row).unwrap_or(k),
             (false, Some(experts)) => experts.n_expert,
             (false, None) => k,
         };
-        (1..=most.min(MOST_EXPERTS)).contains(&k) && most <= MOST_EXPERTS
+        let of_groups = self.groups.is_none_or(|groups| {
+            let Groups { count, used } = groups;
+            let is_cut = (1..=MOST_GROUPS).contains(&count) && most.is_multiple_of(count);
+            is_cut && most >= 2 * count && (1..=count).contains(&used) && k <= most / count * used
+        });
+        (1..=most.min(MOST_EXPERTS)).contains(&k) && most <= MOST_EXPERTS && of_groups
     }
 
     fn width(&self, plan: &Plan, width: Width) -> Option<usize> {
         if width == Width::Cache {
             let kv = plan.kv.get(self.cache?.layer)?;
             return kv.n_head_kv.checked_mul(kv.head_dim);
+        }
+        if let (Width::Attended, Parts::Heads(n)) = (width, self.parts) {
+            return n.checked_mul(plan.kv.get(self.cache?.layer)?.value_dim());
         }
         match width {
             Width::Routes => return self.ranks(plan)?.checked_mul(2),
@@ -338,7 +364,7 @@ impl Signature {
             Width::Times(n) => return self.width(plan, Width::Row)?.checked_mul(n),
             // Any divisor: see `widths_fit`.
             Width::Share => return None,
-            Width::Row | Width::Product | Width::Cache => {}
+            Width::Row | Width::Product | Width::Cache | Width::Attended => {}
         }
         let first = self.buffers.iter().find(|b| b.width == width)?;
         Some(plan.buffer(first.id).width)
@@ -542,6 +568,10 @@ impl fmt::Display for Listed<'_> {
             Constant::Epsilon(eps) => format!("eps {eps:e}"),
             Constant::Scale(scale) => format!("scale {scale}"),
         }));
+        right.extend(
+            op.groups
+                .map(|g| format!("{} of {} groups", g.used, g.count)),
+        );
         right.extend(op.looks_ahead.then(|| "both ways".to_owned()));
         right.extend(op.window.map(|window| format!("window {window}")));
         write!(f, "{} = {}({})", left.join(", "), op.name, right.join(", "))

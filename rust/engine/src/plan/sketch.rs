@@ -151,6 +151,7 @@ pub fn route(logits: BufferId, out: BufferId) -> Op {
         gating: Gating::Softmax,
         renormalize: true,
         scale: 1.0,
+        groups: None,
     }
 }
 
@@ -229,10 +230,7 @@ pub fn plan(ops: Vec<Op>) -> Plan {
     let mut plan = Plan {
         ops,
         ropes: angles(32),
-        kv: vec![KvShape {
-            n_head_kv: 1,
-            head_dim: 64,
-        }],
+        kv: vec![KvShape::new(1, 64)],
         logits: id("sum"),
         ..Plan::default()
     };

@@ -2,8 +2,8 @@
 
 use super::signature::{Over, Role};
 use super::{
-    BufferId, Gating, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, TableRow, Weight,
-    WeightId,
+    BufferId, Gating, Groups, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, TableRow,
+    Weight, WeightId,
 };
 use crate::quant;
 
@@ -40,13 +40,7 @@ fn plan(ops: Vec<Op>) -> Plan {
             temperature: None,
             long: None,
         }],
-        kv: vec![
-            KvShape {
-                n_head_kv: 2,
-                head_dim: 16,
-            };
-            3
-        ],
+        kv: vec![KvShape::new(2, 16); 3],
         logits: WANTED,
         ..Plan::default()
     };
@@ -280,6 +274,7 @@ const CASES: &[Case] = &[
             gating: Gating::Sigmoid,
             renormalize: true,
             scale: 2.5,
+            groups: None,
         },
         inputs: &[TOKEN],
         outputs: &[ROUTES],
@@ -288,6 +283,50 @@ const CASES: &[Case] = &[
         over: Over::Buffers,
         cache: (None, None),
         listed: "routes = route_sigmoid(token, selection selection F32[32], scale 2.5)",
+    },
+    Case {
+        op: Op::Route {
+            logits: TOKEN,
+            bias: None,
+            out: ROUTES,
+            gating: Gating::Softmax,
+            renormalize: false,
+            scale: 1.0,
+            groups: Some(Groups { count: 4, used: 2 }),
+        },
+        inputs: &[TOKEN],
+        outputs: &[ROUTES],
+        overwritten: &[ROUTES],
+        weights: &[],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "routes = route_softmax(token, scale 1, 2 of 4 groups)",
+    },
+    Case {
+        op: Op::RouteAll { out: ROUTES },
+        inputs: &[],
+        outputs: &[ROUTES],
+        overwritten: &[ROUTES],
+        weights: &[],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "routes = route_all()",
+    },
+    Case {
+        op: Op::Join {
+            x: A,
+            y: TOKEN,
+            out: WIDE,
+            n: 4,
+            of: [16, 8],
+        },
+        inputs: &[A, TOKEN],
+        outputs: &[WIDE],
+        overwritten: &[WIDE],
+        weights: &[],
+        over: Over::Buffers,
+        cache: (None, None),
+        listed: "wide = join(a, token)",
     },
     Case {
         op: Op::ExpertMatVec {
@@ -591,7 +630,30 @@ fn what_does_not_go_together_does_not_fit() {
         sinks,
         causal: sinks.is_some(),
     };
+    let groups = |count, used| Op::Route {
+        logits: TOKEN,
+        bias: None,
+        out: ROUTES,
+        gating: Gating::Softmax,
+        renormalize: false,
+        scale: 1.0,
+        groups: Some(Groups { count, used }),
+    };
     let bad = [
+        // Groups of other sizes, more of them than there are, of one expert each, or of too few.
+        groups(3, 2),
+        groups(4, 5),
+        groups(32, 8),
+        groups(16, 1),
+        groups(0, 0),
+        // Parts of other widths.
+        Op::Join {
+            x: TOKEN,
+            y: A,
+            out: WIDE,
+            n: 4,
+            of: [16, 8],
+        },
         // Of another width.
         matvec(MATRIX, None, B),
         matvec(NORM, None, WIDE),

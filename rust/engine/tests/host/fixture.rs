@@ -186,6 +186,8 @@ pub fn tiny(arch: &str) -> Writer {
     let has_delta = arch.starts_with("qwen35") || arch == "qwen3next";
     let has_shared = matches!(arch, "qwen35moe" | "qwen3next");
     let has_experts = arch.ends_with("moe") || matches!(arch, "gpt-oss" | "laguna") || has_shared;
+    let is_latent = arch == "deepseek2";
+    let has_experts = has_experts || is_latent;
     if has_experts {
         for (key, n) in [("count", 3), ("used_count", 2), ("feed_forward_length", 6)] {
             w.set(&format!("{arch}.expert_{key}"), Value::U32(n));
@@ -213,6 +215,19 @@ pub fn tiny(arch: &str) -> Writer {
         w.set("laguna.attention.key_length", Value::U32(4));
         w.set("laguna.rope.dimension_count_swa", Value::U32(2));
         w.set("laguna.rope.freq_base_swa", Value::F32(500.0));
+    }
+    if is_latent {
+        for (key, n) in [
+            ("attention.key_length", 10),
+            ("attention.value_length", 6),
+            ("attention.kv_lora_rank", 6),
+            ("attention.q_lora_rank", 5),
+            ("attention.key_length_mla", 7),
+            ("attention.value_length_mla", 5),
+            ("expert_shared_count", 1),
+        ] {
+            w.set(&format!("{arch}.{key}"), Value::U32(n));
+        }
     }
     if has_shared || is_laguna {
         let key = format!("{arch}.expert_shared_feed_forward_length");
@@ -267,7 +282,7 @@ pub fn tiny(arch: &str) -> Writer {
         let heads = Value::Array(Array::I32(vec![0, 1]));
         w.set(&format!("{arch}.attention.head_count_kv"), heads);
     }
-    let has_bias = matches!(arch, "lfm2moe" | "glm4moe" | "laguna");
+    let has_bias = matches!(arch, "lfm2moe" | "glm4moe" | "laguna" | "deepseek2");
     if has_bias {
         let dense = format!("{arch}.leading_dense_block_count");
         w.set(&dense, Value::U32(1));
@@ -319,6 +334,15 @@ pub fn tiny(arch: &str) -> Writer {
             t("shortconv.in_proj", &[8, 24], F16);
             t("shortconv.conv", &[3, 8], F32);
             t("shortconv.out_proj", &[8, 8], F16);
+        } else if is_latent {
+            t("attn_q_a", &[8, 5], F16);
+            t("attn_q_a_norm", &[5], F32);
+            t("attn_q_b", &[5, 14], F16);
+            t("attn_kv_a_mqa", &[8, 10], F16);
+            t("attn_kv_a_norm", &[6], F32);
+            t("attn_k_b", &[3, 6, 2], F16);
+            t("attn_v_b", &[6, 5, 2], F16);
+            t("attn_output", &[10, 8], F16);
         } else if arch == "phi3" {
             t("attn_qkv", &[8, 16], F16);
             t("attn_output", &[8, 8], F16);
@@ -353,7 +377,7 @@ pub fn tiny(arch: &str) -> Writer {
             t("ffn_gate_exps", &[8, 6, 3], F16);
             t("ffn_up_exps", &[8, 6, 3], F16);
             t("ffn_down_exps", &[6, 8, 3], F16);
-            if arch == "glm4moe" {
+            if matches!(arch, "glm4moe" | "deepseek2") {
                 t("ffn_gate_shexp", &[8, 6], F16);
                 t("ffn_up_shexp", &[8, 6], F16);
                 t("ffn_down_shexp", &[6, 8], F16);

@@ -2,12 +2,146 @@
 use onegraph::arch;
 use onegraph::error::Kind;
 use onegraph::gguf::{Array, Value};
-use onegraph::plan::{Op, RopeStyle};
+use onegraph::plan::{KvShape, Op, RopeStyle};
 
 use crate::families::{config, tables};
 use crate::fixture::{tiny, Writer};
 use crate::load::load;
 use crate::{message, says};
+
+#[test]
+fn deepseeks_values_are_in_its_keys_and_early_files_are_refused_with_the_reason() {
+    let w = tiny("deepseek2");
+    let plan = arch::plan(&config(&w).unwrap()).unwrap();
+    let wanted = KvShape {
+        values_in_keys: Some(6),
+        ..KvShape::new(1, 10)
+    };
+    assert_eq!(plan.kv, [wanted; 2]);
+    let scale = plan.ops.iter().find_map(|op| match op {
+        Op::Attention { scale, .. } => Some(*scale),
+        _ => None,
+    });
+    assert_eq!(scale, Some((1.0 / 7f64.sqrt()) as f32));
+    for (key, value, wanted) in [
+        ("attention.key_length_mla", None, "attn_k_b and attn_v_b"),
+        ("attention.value_length_mla", None, "attn_k_b and attn_v_b"),
+        ("attention.kv_lora_rank", None, "value_length"),
+        (
+            "attention.kv_lora_rank",
+            Some(4),
+            "attention.kv_lora_rank 4",
+        ),
+        (
+            "attention.key_length_mla",
+            Some(4),
+            "below attention.key_length_mla 4",
+        ),
+        (
+            "attention.value_length",
+            Some(10),
+            "6, attention.kv_lora_rank",
+        ),
+        (
+            "attention.head_count_kv",
+            Some(2),
+            "others are not supported",
+        ),
+    ] {
+        let (key, mut w) = (format!("deepseek2.{key}"), tiny("deepseek2"));
+        w.remove(&key);
+        if let Some(n) = value {
+            w.set(&key, Value::U32(n));
+        }
+        says(&message(load(&w.bytes()), Kind::Model), &[wanted]);
+    }
+    let mut w = tiny("deepseek2");
+    w.set("deepseek2.attention.temperature_scale", Value::F32(0.1));
+    says(
+        &message(load(&w.bytes()), Kind::Model),
+        &["temperature_scale"],
+    );
+}
+
+#[test]
+fn yarn_of_deepseek_is_a_factor_of_scores() {
+    let of = |multiplier: Option<f32>| {
+        let mut w = tiny("deepseek2");
+        let yarn = Value::String("yarn".into());
+        w.set("deepseek2.rope.scaling.type", yarn);
+        w.set("deepseek2.rope.scaling.factor", Value::F32(40.0));
+        if let Some(by) = multiplier {
+            w.set("deepseek2.rope.scaling.yarn_log_multiplier", Value::F32(by));
+        }
+        let plan = arch::plan(&config(&w).unwrap()).unwrap();
+        let scale = plan.ops.iter().find_map(|op| match op {
+            Op::Attention { scale, .. } => Some(f64::from(*scale)),
+            _ => None,
+        });
+        (plan.ropes[0].scale, scale.unwrap() * 7f64.sqrt())
+    };
+    let log = 40f64.ln();
+    for (multiplier, angles, scores) in [
+        (None, 1.0 + 0.1 * log, 1.0 + 0.1 * log),
+        (Some(0.0707), 1.0, 1.0 + 0.0707 * log),
+        (Some(0.1), 1.0, 1.0 + 0.1 * log),
+    ] {
+        let found = of(multiplier);
+        assert!((found.0 - angles).abs() < 1e-6, "{found:?}");
+        assert!((found.1 - scores * scores).abs() < 1e-5, "{found:?}");
+    }
+}
+
+#[test]
+fn groups_of_experts_are_cut_evenly() {
+    let groups = |arch: &str, n_expert: u32, count: u32, used: u32| {
+        let mut w = tiny(arch);
+        w.set(&format!("{arch}.expert_count"), Value::U32(n_expert));
+        w.set(&format!("{arch}.expert_group_count"), Value::U32(count));
+        w.set(&format!("{arch}.expert_group_used_count"), Value::U32(used));
+        config(&w).map(|config| config.experts.unwrap().groups)
+    };
+    let some = groups("deepseek2", 8, 4, 2).unwrap().unwrap();
+    assert_eq!((some.count, some.used), (4, 2));
+    assert_eq!(groups("deepseek2", 8, 1, 1).unwrap(), None);
+    for (n_expert, count, used, wanted) in [
+        (9, 4, 2, "9 experts can be cut by"),
+        (4, 4, 2, "two or more a group"),
+        (8, 4, 5, "expert_group_used_count"),
+        (8, 33, 1, "expert_group_count"),
+    ] {
+        let found = groups("deepseek2", n_expert, count, used);
+        let text = found.unwrap_err().to_string();
+        assert!(text.contains(wanted), "{text}");
+    }
+    // Its router is another.
+    let mut w = tiny("gemma4");
+    for (key, n) in [
+        ("count", 4),
+        ("used_count", 2),
+        ("feed_forward_length", 6),
+        ("group_count", 2),
+        ("group_used_count", 1),
+    ] {
+        w.set(&format!("gemma4.expert_{key}"), Value::U32(n));
+    }
+    for layer in 0..2 {
+        let mut t = |name: &str, shape: &[u64]| {
+            w.tensor(&format!("blk.{layer}.{name}"), shape, 0);
+        };
+        t("ffn_gate_inp.weight", &[8, 4]);
+        t("ffn_gate_inp.scale", &[8]);
+        t("ffn_gate_up_exps.weight", &[8, 12, 4]);
+        t("ffn_down_exps.weight", &[6, 8, 4]);
+        for norm in ["pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"] {
+            t(&format!("{norm}.weight"), &[8]);
+        }
+    }
+    let text = message(load(&w.bytes()), Kind::Model);
+    says(&text, &["gemma4.expert_group_count", "not supported"]);
+    w.remove("gemma4.expert_group_count");
+    load(&w.bytes()).unwrap();
+}
 
 #[test]
 fn exaone_4_rotates_layers_that_see_a_window_or_all_where_none_does() {

@@ -212,7 +212,10 @@ fn norms_of_rows_are_part_of_the_products() {
             (ffn, "ffn_up_exps.weight"),
             (None, "ffn_down_exps.weight"),
         ];
-        let is_shared = matches!(arch.name, "qwen35moe" | "qwen3next" | "glm4moe" | "laguna");
+        let is_shared = matches!(
+            arch.name,
+            "qwen35moe" | "qwen3next" | "glm4moe" | "laguna" | "deepseek2"
+        );
         let shared: &[_] = &[
             (ffn, "ffn_gate_shexp.weight"),
             (ffn, "ffn_up_shexp.weight"),
@@ -220,7 +223,7 @@ fn norms_of_rows_are_part_of_the_products() {
             (ffn, "ffn_gate_inp_shexp.weight"),
         ];
         // Which not all have.
-        let shared = if matches!(arch.name, "glm4moe" | "laguna") {
+        let shared = if matches!(arch.name, "glm4moe" | "laguna" | "deepseek2") {
             &shared[..2]
         } else {
             shared
@@ -245,6 +248,17 @@ fn norms_of_rows_are_part_of_the_products() {
         if arch.name == "phi3" {
             attention.splice(..3, [(attn, "attn_qkv.weight")]);
         }
+        if arch.name == "deepseek2" {
+            let of_queries = Some("attn_q_a_norm.weight");
+            attention = vec![
+                (attn, "attn_kv_a_mqa.weight"),
+                (attn, "attn_q_a.weight"),
+                (of_queries, "attn_q_b.weight"),
+                (None, "attn_k_b.weight"),
+                (None, "attn_v_b.weight"),
+                (None, "attn_output.weight"),
+            ];
+        }
         // Its values are its keys.
         attention.retain(|(_, name)| arch.name != "gemma4" || *name != "attn_v.weight");
         let convolves = arch.name.starts_with("lfm2");
@@ -259,6 +273,7 @@ fn norms_of_rows_are_part_of_the_products() {
         assert!(products.ends_with(&wanted), "{products:?}");
         // Those of heads, and those behind blocks, which are joined with the sum.
         let mut others = vec!["attn_q_norm.weight", "attn_k_norm.weight"];
+        others.push("attn_kv_a_norm.weight");
         others.extend(["post_attention_norm.weight", "post_ffw_norm.weight"]);
         others.retain(|name| Some(*name) != ffn);
         others.retain(|name| plan.weights.iter().any(|w| w.name.ends_with(name)));

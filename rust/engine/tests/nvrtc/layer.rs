@@ -1,7 +1,7 @@
 //! Plans of one layer, of each kind that kernels are made for.
 
 use onegraph::plan::{
-    BufferId, Gating, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId,
+    BufferId, Gating, Groups, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId,
 };
 use onegraph::quant::{self, QuantType};
 
@@ -173,6 +173,7 @@ impl Layer {
 
     fn route(&mut self, logits: BufferId, bias: Option<WeightId>, out: BufferId) {
         self.plan.ops.push(Op::Route {
+            groups: None,
             logits,
             bias,
             out,
@@ -245,10 +246,7 @@ impl Layer {
     /// With gelu, what a block gives is normalized before it is added.
     pub fn plan(ty: &'static QuantType, style: RopeStyle, gelu: bool) -> Plan {
         let plan = Plan {
-            kv: vec![KvShape {
-                n_head_kv: N_HEAD_KV,
-                head_dim: HEAD_DIM,
-            }],
+            kv: vec![KvShape::new(N_HEAD_KV, HEAD_DIM)],
             ..with_rope(HEAD_DIM)
         };
         let mut layer = Self { plan, ty };
@@ -340,10 +338,7 @@ pub fn few_rows(ty: &'static QuantType) -> Plan {
     const N_EMBD: usize = N_HEAD * HEAD_DIM;
     const N_FF: usize = 14336;
     let plan = Plan {
-        kv: vec![KvShape {
-            n_head_kv: N_HEAD_KV,
-            head_dim: HEAD_DIM,
-        }],
+        kv: vec![KvShape::new(N_HEAD_KV, HEAD_DIM)],
         ..with_rope(HEAD_DIM)
     };
     let mut layer = Layer { plan, ty };
@@ -444,6 +439,41 @@ pub fn shared_expert(ty: &'static QuantType, shared: &'static QuantType) -> Plan
     layer.plan
 }
 
+/// What stands beside attention over latent rows.
+pub fn beside_latent() -> Plan {
+    const N_HEAD: usize = 4;
+    let mut plan = Plan::default();
+    let mut buffer = |name, width| plan.add_buffer(name, width, Rows::Batch);
+    let (x, y) = (buffer("x", N_HEAD * 512), buffer("y", N_HEAD * 64));
+    let (out, all) = (buffer("out", N_HEAD * 576), buffer("all", 2 * N_HEAD));
+    let (logits, routes) = (buffer("logits", 256), buffer("routes", 16));
+    let of = [512, 64];
+    let n = N_HEAD;
+    let weight = Weight {
+        name: "bias".into(),
+        n_in: 256,
+        n_out: 1,
+        n_expert: 1,
+        ty: quant::by_name("F32").unwrap(),
+    };
+    let bias = plan.add_weight(weight);
+    plan.ops = vec![
+        Op::RouteAll { out: all },
+        Op::Join { x, y, out, n, of },
+        Op::Route {
+            logits,
+            bias: Some(bias),
+            out: routes,
+            gating: Gating::Sigmoid,
+            renormalize: true,
+            scale: 2.5,
+            groups: Some(Groups { count: 8, used: 4 }),
+        },
+    ];
+    plan.logits = plan.add_buffer("last", 1, Rows::Out);
+    plan
+}
+
 /// Of rows of `width` values, and heads of `head_dim`.
 pub fn between(ty: &'static QuantType, width: usize, head_dim: usize, are_keys: bool) -> Plan {
     const RANKS: usize = 8;
@@ -471,10 +501,7 @@ pub fn between(ty: &'static QuantType, width: usize, head_dim: usize, are_keys: 
     l.rotate(q, k, RopeStyle::Halves);
     // Wider ones are too wide for it on some cards.
     if head_dim <= 256 {
-        l.plan.kv.push(KvShape {
-            n_head_kv: N_HEAD_KV,
-            head_dim,
-        });
+        l.plan.kv.push(KvShape::new(N_HEAD_KV, head_dim));
         l.plan.ops.push(Op::KvScatter { k, v, layer: 0 });
         l.plan.ops.push(Op::Attention {
             q,

@@ -32,7 +32,7 @@ use onegraph::quant::{self, QuantType};
 use onegraph::Result;
 use rayon::prelude::*;
 
-use layer::{between, few_rows, shared_expert, Layer};
+use layer::{beside_latent, between, few_rows, shared_expert, Layer};
 
 const ARCHITECTURES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
 const MOST_USED: u32 = 90;
@@ -232,6 +232,8 @@ fn allowed(kernel: &Variant, arch: u32) -> u32 {
         ("matmul.cu", 90) => 36,
         ("matmul.cu", 100..) => 52,
         ("attention_fixed.cu", 120) if kernel.constants.has("HEAD_DIM", 256) => 16,
+        // A lone row's, one.
+        ("attention_fixed.cu", 120) if kernel.constants.has("STORED", 1) => 8,
         // Two teams of five to eight wide heads: with more than 128 registers a thread there is no
         // room for the kernel behind them beside them. 1.5B on an H200: 879 -> 828 us a step so.
         ("attention_fixed.cu", _) if kernel.constants.has("TEAMS", 2) => 36,
@@ -388,11 +390,43 @@ fn attention_by_itself_compiles_without_spills() {
                 if arch == 75 && kv_type.kernel.kv_bytes() == 2 && head_dim == 512 {
                     continue;
                 }
-                let heads = (n_head, n_head_kv, head_dim);
-                let card = attention_alone(arch, kv_type, heads, n_ctx);
+                let shape = KvShape::new(n_head_kv, head_dim);
+                let card = attention_alone(arch, kv_type, n_head, shape, n_ctx);
                 add(&mut kernels, &card);
             }
         }
+        jobs.extend(kernels.into_iter().map(|k| (arch, k)));
+    }
+    compile(&path, &jobs);
+}
+
+/// Keys that have values in them, which all heads share, as wide as any model's; heads side by side; and
+/// experts in groups.
+#[test]
+fn latent_attention_compiles_without_spills() {
+    let Some(path) = real_nvrtc() else { return };
+    let mut jobs = Vec::new();
+    for arch in cards() {
+        let mut kernels = HashSet::new();
+        for kv_type in quant::kv_types().filter(|t| t.sums_kv_exactly()) {
+            // A page does not fit its shared memory.
+            if arch == 75 && kv_type.kernel.kv_bytes() == 2 {
+                continue;
+            }
+            for (n_head, n_ctx) in [(20, 64), (128, 8192), (1, 64)] {
+                let shape = KvShape {
+                    values_in_keys: Some(512),
+                    ..KvShape::new(1, 576)
+                };
+                let card = attention_alone(arch, kv_type, n_head, shape, n_ctx);
+                add(&mut kernels, &card);
+            }
+        }
+        let kv = quant::kv_by_name(quant::DEFAULT_KV).unwrap();
+        let card = model(&format!("sm_{arch}"), beside_latent(), kv, true);
+        add(&mut kernels, &card);
+        let has = |what, value: usize| kernels.iter().any(|k| k.constants.has(what, value));
+        assert!(has("STORED", 1) && has("ROUTE_GROUPS", 8));
         jobs.extend(kernels.into_iter().map(|k| (arch, k)));
     }
     compile(&path, &jobs);
@@ -402,19 +436,23 @@ fn attention_by_itself_compiles_without_spills() {
 fn attention_alone(
     arch: u32,
     kv_type: &'static QuantType,
-    (n_head, n_head_kv, head_dim): (usize, usize, usize),
+    n_head: usize,
+    shape: KvShape,
     n_ctx: usize,
 ) -> Card {
     let mut plan = Plan {
-        kv: vec![KvShape {
-            n_head_kv,
-            head_dim,
-        }],
+        kv: vec![shape],
         ..Plan::default()
     };
-    let mut buffer = |name, heads| plan.add_buffer(name, heads * head_dim, Rows::Batch);
-    let (q, out) = (buffer("q", n_head), buffer("out", n_head));
-    let (k, v) = (buffer("k", n_head_kv), buffer("v", n_head_kv));
+    let mut buffer = |name, width| plan.add_buffer(name, width, Rows::Batch);
+    let q = buffer("q", n_head * shape.head_dim);
+    let out = buffer("out", n_head * shape.value_dim());
+    let width = shape.n_head_kv * shape.head_dim;
+    let k = buffer("k", width);
+    let v = match shape.values_in_keys {
+        Some(_) => k,
+        None => buffer("v", width),
+    };
     plan.logits = plan.add_buffer("logits", 1, Rows::Out);
     plan.ops.push(Op::KvScatter { k, v, layer: 0 });
     plan.ops.push(Op::Attention {

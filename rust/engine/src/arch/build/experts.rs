@@ -3,7 +3,7 @@
 use super::Builder;
 use crate::config::Experts;
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Gating, Op, WeightId};
+use crate::plan::{BufferId, Gating, Groups, Op, WeightId};
 
 /// How the rows of a layer find their experts, and what these do.
 pub struct Router {
@@ -92,6 +92,10 @@ impl Builder<'_> {
             gating: by.gating,
             renormalize: by.renormalize,
             scale,
+            groups: by.experts.groups.map(|of| Groups {
+                count: of.count,
+                used: of.used,
+            }),
         });
         let wide = [n_embd, n_ff, n_expert];
         for (name, out) in [("ffn_gate_exps", gate), ("ffn_up_exps", up)] {
@@ -195,6 +199,32 @@ impl Builder<'_> {
         let delta = self.buffer("delta", n_embd);
         self.product(x, None, layer, "ffn_down_shexp", &[n_ff, n_embd], delta)?;
         Ok(delta)
+    }
+
+    /// `blk.<layer>.<name>.weight`, a matrix a head of shape `[n_in, n_out, n_head]`, each times its part of
+    /// `x`, with the scale where the file has one. `all` routes to each in turn.
+    pub fn product_by_heads(
+        &mut self,
+        x: BufferId,
+        all: BufferId,
+        layer: usize,
+        name: &str,
+        shape: &[usize; 3],
+        out: BufferId,
+    ) -> Result<()> {
+        let weight = self.weight(&format!("blk.{layer}.{name}.weight"), shape)?;
+        let scale = self.factor(&format!("blk.{layer}.{name}.scale"), shape[2])?;
+        self.push(Op::ExpertMatVec {
+            x,
+            ranked: true,
+            norm: None,
+            routes: all,
+            weight,
+            scale,
+            bias: None,
+            out,
+        });
+        Ok(())
     }
 
     /// A vector of `n` for each expert, where the file has them.

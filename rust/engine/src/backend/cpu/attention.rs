@@ -52,16 +52,13 @@ pub fn scratch_bytes(
 }
 
 impl Attention<'_> {
-    /// Writes `out`, `[rows, n_head * head_dim]`.
+    /// Writes `out`, `[rows, n_head]` values.
     ///
     /// # Errors
     /// [`crate::Error::Memory`].
     pub fn run(&self, level: Level, out: &mut [f32]) -> Result<()> {
-        let KvShape {
-            n_head_kv: n_kv,
-            head_dim,
-        } = self.kv.pages.layers[self.layer].shape;
-        let width = self.n_head * head_dim;
+        let kv = self.kv.pages.layers[self.layer].shape;
+        let (n_kv, width) = (kv.n_head_kv, self.n_head * kv.value_dim());
         let mut work: Vec<(usize, usize, Vec<&mut [f32]>)> = Vec::new();
         let mut rest = out;
         let mut first = 0;
@@ -116,10 +113,8 @@ impl Task for FloatHeads<'_, '_> {
             mut out,
         } = self.0;
         let kv = op.kv;
-        let KvShape {
-            n_head_kv,
-            head_dim: dim,
-        } = kv.pages.layers[op.layer].shape;
+        let shape = kv.pages.layers[op.layer].shape;
+        let (n_head_kv, dim, value_dim) = (shape.n_head_kv, shape.head_dim, shape.value_dim());
         let group = op.n_head / n_head_kv;
         let slot = op.batch.slots[first] as usize;
         let q = |row: usize| {
@@ -188,20 +183,26 @@ impl Task for FloatHeads<'_, '_> {
             let stored = kv.head_page(op.layer, slot, page, Part::V, head, n);
             let Some(stored) = stored else { continue };
             product::expand(kv.pages.ty, level, stored, &mut values);
+            if value_dim < dim {
+                // What is of values alone, side by side.
+                for entry in 1..n {
+                    values.copy_within(entry * dim..entry * dim + value_dim, entry * value_dim);
+                }
+            }
             for (row, (tokens, out)) in seen.iter().zip(&mut out).enumerate() {
                 let entries = in_page(tokens, page);
                 let first = page * PAGE_TOKENS - base + entries.start;
-                for (g, out) in out.chunks_exact_mut(dim).enumerate() {
+                for (g, out) in out.chunks_exact_mut(value_dim).enumerate() {
                     if !entries.is_empty() {
                         let p = &scores[(row * group + g) * most + first..][..entries.len()];
-                        let values = &values[entries.start * dim..entries.end * dim];
+                        let values = &values[entries.start * value_dim..entries.end * value_dim];
                         product::weighted_sum::<I>(p, values, out);
                     }
                 }
             }
         }
         for (out, sums) in out.iter_mut().zip(sums.chunks_exact(group)) {
-            for (out, sum) in out.chunks_exact_mut(dim).zip(sums) {
+            for (out, sum) in out.chunks_exact_mut(value_dim).zip(sums) {
                 let scale = (1.0 / sum) as f32;
                 out.iter_mut().for_each(|y| *y *= scale);
             }

@@ -137,7 +137,7 @@ impl Query {
 struct Sums {
     most: f32,
     weight: f32,
-    /// `[head_dim]`.
+    /// Of a head.
     values: Vec<f32>,
     is_empty: bool,
 }
@@ -256,15 +256,15 @@ struct TokenBlock {
 }
 
 impl TokenBlock {
-    fn new<B: KvBlock>(dim: usize) -> Result<Self> {
+    fn new<B: KvBlock>(dim: usize, value_dim: usize) -> Result<Self> {
         let what = "the keys and values of attention";
         let n_blocks = dim.div_ceil(B::GROUP);
-        let lanes = dim.div_ceil(LANES);
+        let lanes = value_dim.div_ceil(LANES);
         Ok(Self {
             keys: filled(dim.div_ceil(2) * (TOKEN_BLOCK / LANES), [0; LANES], what)?,
             values: filled(TOKEN_BLOCK / 2 * lanes, [0; LANES], what)?,
             key_scales: filled(n_blocks, [0.0; TOKEN_BLOCK], what)?,
-            value_scales: filled(n_blocks, [0.0; TOKEN_BLOCK], what)?,
+            value_scales: filled(value_dim.div_ceil(B::GROUP), [0.0; TOKEN_BLOCK], what)?,
         })
     }
 
@@ -294,11 +294,14 @@ impl TokenBlock {
         for (t, head) in stored.chunks_exact(head_bytes).enumerate() {
             let shift = t % 2 * 16;
             let keep = 0xffff_0000u32 >> shift;
-            for (b, block) in B::blocks(head).enumerate() {
+            // Of keys the first blocks are values.
+            for (b, block) in B::blocks(head).enumerate().take(self.value_scales.len()) {
                 let (scale, integers) = B::parts(block);
                 self.value_scales[b][t] = scale;
-                for (i, some) in integers.chunks(LANES * B::BYTES).enumerate() {
-                    let words = &mut self.values[t / 2 * lanes + b * (B::GROUP / LANES) + i];
+                let first = b * (B::GROUP / LANES);
+                let groups = integers.chunks(LANES * B::BYTES).take(lanes - first);
+                for (i, some) in groups.enumerate() {
+                    let words = &mut self.values[t / 2 * lanes + first + i];
                     for (word, v) in words.iter_mut().zip(some.chunks_exact(B::BYTES)) {
                         *word = *word & keep | u32::from(B::integer(v) as u16) << shift;
                     }
@@ -421,7 +424,7 @@ impl<B: KvBlock> Task for OfBlocks<'_, '_, B> {
         let KvLayer {
             shape, head_bytes, ..
         } = kv.pages.layers[op.layer];
-        let (dim, n_head_kv) = (shape.head_dim, shape.n_head_kv);
+        let (dim, value_dim, n_head_kv) = (shape.head_dim, shape.value_dim(), shape.n_head_kv);
         let group = op.n_head / n_head_kv;
         let slot = op.batch.slots[first] as usize;
         let c = f64::from(op.scale) * std::f64::consts::LOG2_E;
@@ -432,7 +435,7 @@ impl<B: KvBlock> Task for OfBlocks<'_, '_, B> {
         for row in 0..out.len() {
             let row = (first + row) * n_head_kv + head;
             for q in op.q[row * group * dim..][..group * dim].chunks_exact(dim) {
-                let sums = || Sums::new(dim);
+                let sums = || Sums::new(value_dim);
                 let state = State {
                     block: sums()?,
                     split: sums()?,
@@ -443,7 +446,7 @@ impl<B: KvBlock> Task for OfBlocks<'_, '_, B> {
         }
         let seen = op.seen(first, out.len());
         let end = seen.iter().map(|tokens| tokens.end).max().unwrap_or(0);
-        let mut loaded = TokenBlock::new::<B>(dim)?;
+        let mut loaded = TokenBlock::new::<B>(dim, value_dim)?;
         for page in Attention::pages(&seen) {
             let begin = page * TOKEN_BLOCK;
             let stored = |part| kv.head_page(op.layer, slot, page, part, head, end - begin);
@@ -476,7 +479,7 @@ impl<B: KvBlock> Task for OfBlocks<'_, '_, B> {
         }
         let queries = queries.chunks_exact(group);
         for (out, queries) in out.iter_mut().zip(queries) {
-            for (out, (q, state)) in out.chunks_exact_mut(dim).zip(queries) {
+            for (out, (q, state)) in out.chunks_exact_mut(value_dim).zip(queries) {
                 for (y, o) in out.iter_mut().zip(&state.total.values) {
                     *y = if q.is_number {
                         o / state.total.weight
@@ -507,7 +510,7 @@ mod tests {
         #[inline(always)]
         fn run<I: Isa>(self) {
             let query = Query::new(&[1.0; DIM], 1e-6).unwrap();
-            let mut block = TokenBlock::new::<I16Blocks>(DIM).unwrap();
+            let mut block = TokenBlock::new::<I16Blocks>(DIM, DIM).unwrap();
             block.set_keys::<I16Blocks>(&self.0, 2 + 2 * DIM);
             block.set_values::<I16Blocks>(&self.0, 2 + 2 * DIM);
             let mut sums = Sums::new(DIM).unwrap();

@@ -1,6 +1,8 @@
 //! Experts: which of them rows go to, their products, and the weighted sums of what they give, as
 //! [`Op::Route`](crate::plan::Op::Route) and the ops behind it state them.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use super::gates::{exp_down, sigmoid};
@@ -8,7 +10,7 @@ use super::matvec::{Product, Rows, Scratch};
 use super::reserve::reserve;
 use super::simd::Level;
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Gating};
+use crate::plan::{BufferId, Gating, Groups};
 use crate::quant::QuantType;
 
 /// Chains of a softmax's sum.
@@ -23,6 +25,7 @@ pub struct Route<'a> {
     pub gating: Gating,
     pub renormalize: bool,
     pub scale: f32,
+    pub groups: Option<Groups>,
 }
 
 /// `a` if it comes before `b`: the larger, of equals the first; what is no number is last.
@@ -80,6 +83,9 @@ impl Route<'_> {
         };
         let (ids, weights) = out.split_at_mut(out.len() / 2);
         let mut chosen = vec![false; logits.len()];
+        if let Some(groups) = self.groups {
+            self.leave_groups(groups, &score, &mut chosen);
+        }
         for (id, weight) in ids.iter_mut().zip(&mut *weights) {
             let left = (0..logits.len()).filter(|i| !chosen[*i]);
             let best = left.map(|i| (i, score(i))).reduce(better);
@@ -104,6 +110,47 @@ impl Route<'_> {
             weights.fill(f32::from_bits(0x7fc0_0000));
         }
     }
+}
+
+impl Route<'_> {
+    /// Takes all experts out of the choice whose group is not chosen.
+    fn leave_groups(&self, of: Groups, score: impl Fn(usize) -> f32, taken: &mut [bool]) {
+        let size = taken.len() / of.count;
+        // The best of some numbers, and the next behind it.
+        let best = |those: Range<usize>, but: Option<usize>, score: &dyn Fn(usize) -> f32| {
+            let left = those.filter(|i| Some(*i) != but).map(|i| (i, score(i)));
+            left.reduce(better).unwrap_or((0, f32::NAN))
+        };
+        let scores = (0..of.count).map(|group| {
+            let its = group * size..(group + 1) * size;
+            let first = best(its.clone(), None, &score);
+            match self.bias {
+                Some(_) => first.1 + best(its, Some(first.0), &score).1,
+                None => first.1,
+            }
+        });
+        let scores: Vec<f32> = scores.collect();
+        let mut left: Vec<usize> = (0..of.count).collect();
+        for _ in 0..of.used {
+            let best = left
+                .iter()
+                .map(|group| (*group, scores[*group]))
+                .reduce(better);
+            left.retain(|group| Some(*group) != best.map(|(group, _)| group));
+        }
+        for group in left {
+            taken[group * size..(group + 1) * size].fill(true);
+        }
+    }
+}
+
+/// All experts of one row.
+pub fn route_all(out: &mut [f32]) {
+    let (ids, weights) = out.split_at_mut(out.len() / 2);
+    ids.iter_mut()
+        .enumerate()
+        .for_each(|(id, out)| *out = id as f32);
+    weights.fill(1.0);
 }
 
 /// The expert that a number in the place of an id stands for.
@@ -273,9 +320,32 @@ mod tests {
             gating,
             renormalize: true,
             scale: 1.0,
+            groups: None,
         };
         route.row(logits, &mut out);
         out
+    }
+
+    #[test]
+    fn of_groups_the_best_are_compared() {
+        // The best two, by their largest and by the sum of two.
+        let logits = [5.0, 0.0, 0.1, 3.0, 3.5, 0.0, 0.0, 0.0, 4.0];
+        let ids = |bias: Option<&[f32]>, used: usize, k: usize| {
+            let mut out = vec![0.0; 2 * k];
+            let route = Route {
+                bias,
+                gating: Gating::SelectedSoftmax,
+                renormalize: false,
+                scale: 1.0,
+                groups: Some(Groups { count: 3, used }),
+            };
+            route.row(&logits, &mut out);
+            out[..k].to_vec()
+        };
+        assert_eq!(ids(None, 2, 4), [0.0, 8.0, 2.0, 1.0]);
+        assert_eq!(ids(Some(&[0.0; 9]), 2, 4), [0.0, 4.0, 3.0, 2.0]);
+        assert_eq!(ids(Some(&[0.0; 9]), 1, 3), [4.0, 3.0, 5.0]);
+        assert_eq!(ids(None, 3, 4), [0.0, 8.0, 4.0, 3.0]);
     }
 
     #[test]

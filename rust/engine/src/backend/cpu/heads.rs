@@ -31,7 +31,7 @@ pub struct Heads<'a, 'b> {
     pub first: usize,
     /// The KV head.
     pub head: usize,
-    /// `[group * head_dim]` for each row.
+    /// `[group]` values for each row.
     pub out: Vec<&'b mut [f32]>,
 }
 

@@ -335,6 +335,7 @@ impl Interpreter {
                 gating,
                 renormalize,
                 scale,
+                groups,
             } => {
                 let mut routes = self.take(*out);
                 let route = experts::Route {
@@ -342,6 +343,7 @@ impl Interpreter {
                     gating: *gating,
                     renormalize: *renormalize,
                     scale: *scale,
+                    groups: *groups,
                 };
                 let (n, k2) = (
                     self.plan.buffer(*logits).width,
@@ -352,6 +354,12 @@ impl Interpreter {
                     route.row(logits, out);
                 }
                 self.buffers[out.0] = routes;
+                Ok(())
+            }
+            Op::RouteAll { out } => {
+                let width = self.plan.buffer(*out).width;
+                let rows = self.buffers[out.0].chunks_exact_mut(width);
+                rows.for_each(experts::route_all);
                 Ok(())
             }
             Op::MixExperts { x, routes, out } => {
@@ -486,16 +494,9 @@ impl Interpreter {
             }
             Op::Concat { x, y, out } => {
                 let width = self.plan.buffer(*x).width;
-                let mut both = self.take(*out);
-                let rows = self.buffers[x.0].chunks_exact(width);
-                let rows = rows.zip(self.buffers[y.0].chunks_exact(width));
-                for (out, (x, y)) in both.chunks_exact_mut(2 * width).zip(rows) {
-                    out[..width].copy_from_slice(x);
-                    out[width..].copy_from_slice(y);
-                }
-                self.buffers[out.0] = both;
-                Ok(())
+                self.join([*x, *y, *out], [width; 2])
             }
+            Op::Join { x, y, out, of, .. } => self.join([*x, *y, *out], *of),
             Op::ShortConv {
                 x,
                 weight,
@@ -589,6 +590,19 @@ impl Interpreter {
                 Ok(())
             }
         }
+    }
+
+    fn join(&mut self, [x, y, out]: [BufferId; 3], of: [usize; 2]) -> Result<()> {
+        let mut both = self.take(out);
+        let parts = self.buffers[x.0].chunks_exact(of[0]);
+        let parts = parts.zip(self.buffers[y.0].chunks_exact(of[1]));
+        for (out, (x, y)) in both.chunks_exact_mut(of[0] + of[1]).zip(parts) {
+            let (first, second) = out.split_at_mut(of[0]);
+            first.copy_from_slice(x);
+            second.copy_from_slice(y);
+        }
+        self.buffers[out.0] = both;
+        Ok(())
     }
 
     fn gated<G: Gate>(&mut self, [gate, x, out]: [BufferId; 3]) -> Result<()> {

@@ -22,10 +22,13 @@ fn address(
         shape,
         head_bytes,
         at,
+        values_at,
         ..
     } = pages.layers[layer];
-    let side = page * 2 + usize::from(part == Part::V);
-    at * 2 + ((side * shape.n_head_kv + head) * PAGE_TOKENS + entry) * head_bytes
+    // Values that are in their keys are found there.
+    let is_behind = part == Part::V && shape.stored() > 1;
+    let side = page * shape.stored() + usize::from(is_behind);
+    at + values_at + ((side * shape.n_head_kv + head) * PAGE_TOKENS + entry) * head_bytes
 }
 
 /// Keys and values of every layer, encoded in a quant type; and by kind the page table,
@@ -111,7 +114,7 @@ impl KvCache {
             let at = |page: u32| address(&self.pages, layer, page as usize, Part::K, 0, 0);
             let (from, to) = (at(from), at(to));
             // Keys, and behind them values.
-            self.data.copy_within(from..from + 2 * of.page_bytes(), to);
+            self.data.copy_within(from..from + of.stored_bytes(), to);
         }
         Ok(())
     }
@@ -149,7 +152,7 @@ impl KvCache {
         check_bytes("page", bytes, self.pages.page_bytes(kind))?;
         let place = |(layer, of): (usize, &KvLayer)| {
             let at = address(&self.pages, layer, page as usize, Part::K, 0, 0);
-            at..at + 2 * of.page_bytes()
+            at..at + of.stored_bytes()
         };
         Ok(self.pages.of_kind(kind).map(place).collect())
     }
@@ -203,7 +206,10 @@ impl KvCache {
         let ty = self.pages.ty;
         let largest = ty.largest.min(f32::MAX);
         let mut clamped = Vec::new();
-        for (part, values) in [(Part::K, k), (Part::V, v)] {
+        for (part, values) in [(Part::K, k), (Part::V, v)]
+            .into_iter()
+            .take(shape.stored())
+        {
             for (head, values) in values.chunks_exact(dim).enumerate() {
                 let entry = position % PAGE_TOKENS;
                 let at = address(&self.pages, layer, page, part, head, entry);
@@ -281,10 +287,7 @@ mod tests {
 
     /// The pages of layers of so many heads of so many values.
     fn pages(n_pages: usize, layers: &[(usize, usize)]) -> KvPages {
-        let shape = |(n_head_kv, head_dim)| KvShape {
-            n_head_kv,
-            head_dim,
-        };
+        let shape = |(n_head_kv, head_dim)| KvShape::new(n_head_kv, head_dim);
         let shapes: Vec<KvShape> = layers.iter().copied().map(shape).collect();
         let options = RunnerOptions {
             n_slots: 1,

@@ -55,7 +55,9 @@ constants! {
 
     /// What kernels know of an attention op.
     pub struct AttentionConstants {
-        n_head: int, n_head_kv: int, head_dim: int,
+        n_head: int, n_head_kv: int, head_dim: int, value_dim: int,
+        /// 2: keys and values; 1: keys, which have values in them.
+        stored: uint32_t,
         /// 0: rows see all tokens.
         window: uint32_t,
         has_sinks: bool, kv: KvCodes,
@@ -126,6 +128,8 @@ impl AttentionOp {
             n_head: self.n_head,
             n_head_kv: self.kv.n_head_kv,
             head_dim: self.kv.head_dim,
+            value_dim: self.kv.value_dim(),
+            stored: self.kv.stored(),
             window: self.window.filter(|tokens| *tokens < l.n_ctx).unwrap_or(0),
             has_sinks: self.sinks.is_some(),
             kv: KvCodes(l.kv_type),
@@ -153,7 +157,7 @@ impl AttentionOp {
 /// Memory that the blocks of one row merge through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MergeBytes {
-    /// `[rows][n_head_kv][parts][MAX_SPLITS][heads of a part][HEAD_DIM + 2]` f32.
+    /// `[rows][n_head_kv][parts][MAX_SPLITS][heads of a part][VALUE_DIM + 2]` f32.
     pub partial: usize,
     /// `[rows][n_head_kv][parts]` u32, zero between launches.
     pub tickets: usize,
@@ -175,7 +179,7 @@ impl MergeBytes {
             let group = n_head / kv.n_head_kv.max(1);
             for single_row in [false, true] {
                 let (parts, heads) = parts(shapes, group, kv.head_dim, single_row);
-                let split_floats = heads * (kv.head_dim + 2);
+                let split_floats = heads * (kv.value_dim() + 2);
                 // A step's attention is one launch, whatever its rows.
                 let blocks = out.max(ATTENTION_ROWS).min(rows) * kv.n_head_kv * parts;
                 most.partial = most.partial.max(blocks * MAX_SPLITS * split_floats * 4);
@@ -206,16 +210,16 @@ pub fn parts(
 /// What the launches of an op say of themselves.
 pub fn describe(l: &Lowering, op: &AttentionOp, pass: &Pass, specs: &mut [Spec]) {
     let head_bytes = l.kv_type.kv_head_bytes(op.kv.head_dim).unwrap_or(0);
-    let width = l.plan.buffer(op.q).width;
+    let width = l.plan.buffer(op.q).width + l.plan.buffer(op.out).width;
     // Queries in, sums out; of each token the keys and values of all heads. Several launches share rows.
     let launches = specs.len().max(1);
-    let rows = pass.rows * width * 8 / launches;
+    let rows = pass.rows * width * 4 / launches;
     for spec in specs {
         spec.kind = Kind::Attention;
         spec.traffic = Traffic {
-            per_token: (2 * op.kv.n_head_kv * head_bytes) as u64,
-            // Of scores and of values, each a product as wide as the queries.
-            per_pair: (4 * width / launches) as u64,
+            per_token: (op.kv.stored() * op.kv.n_head_kv * head_bytes) as u64,
+            // Of scores and of values, each a product as wide.
+            per_pair: (2 * width / launches) as u64,
             window: op.window,
             ..Traffic::rows(rows)
         };
@@ -230,7 +234,10 @@ pub fn describe(l: &Lowering, op: &AttentionOp, pass: &Pass, specs: &mut [Spec])
 /// [`Error::Argument`] with the numbers, and another type or device.
 pub fn check(card: &DeviceInfo, kv_type: &QuantType, shapes: &[KvShape]) -> Result<()> {
     quant::check_kv_on_card(kv_type)?;
-    let is_odd = |kv: &&KvShape| !kv.head_dim.is_multiple_of(KV_HEAD_MULTIPLE);
+    let is_odd = |kv: &&KvShape| {
+        let mut dims = [kv.head_dim, kv.value_dim()].into_iter();
+        dims.any(|dim| !dim.is_multiple_of(KV_HEAD_MULTIPLE))
+    };
     if let Some(kv) = shapes.iter().find(is_odd) {
         return Err(Error::Argument {
             name: "device",
@@ -290,10 +297,7 @@ mod tests {
             ("sm_90", "I16", 1024, true),
         ] {
             let card = DeviceInfo::of_arch(arch, 16).unwrap();
-            let shapes = [64, head_dim].map(|head_dim| KvShape {
-                n_head_kv: 1,
-                head_dim,
-            });
+            let shapes = [64, head_dim].map(|head_dim| KvShape::new(1, head_dim));
             let found = check(&card, quant::kv_by_name(kv_type).unwrap(), &shapes);
             assert_eq!(found.is_ok(), fits, "{arch} {kv_type} {head_dim}");
             if let Err(e) = found {
@@ -312,10 +316,7 @@ mod tests {
     fn what_no_card_keeps_is_refused_with_what_it_does() {
         let card = DeviceInfo::of_arch("sm_90", 16).unwrap();
         let check = |ty: &QuantType, head_dim| {
-            let shape = KvShape {
-                n_head_kv: 1,
-                head_dim,
-            };
+            let shape = KvShape::new(1, head_dim);
             check(&card, ty, &[shape]).map_err(|e| e.to_string())
         };
         let mut refused = 0;

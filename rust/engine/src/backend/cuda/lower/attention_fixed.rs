@@ -94,7 +94,7 @@ fn step_specs(
 ) -> Result<Vec<Spec>> {
     let n_head_kv = op.kv.n_head_kv;
     let kv = l.kv(op.layer)?;
-    let row_bytes = (l.plan.buffer(op.q).width * 4) as u64;
+    let row_bytes = |id| (l.plan.buffer(id).width * 4) as u64;
     if of.is_empty() {
         return Ok(Vec::new());
     }
@@ -161,8 +161,8 @@ fn step_specs(
     };
     let launch = |first: usize| {
         let params = AttentionFixed {
-            q: l.address(op.q) + first as u64 * row_bytes,
-            out: l.address(op.out) + first as u64 * row_bytes,
+            q: l.address(op.q) + first as u64 * row_bytes(op.q),
+            out: l.address(op.out) + first as u64 * row_bytes(op.out),
             k: op.stored.map_or(0, |stored| l.address(stored.k)),
             v: op.stored.map_or(0, |stored| l.address(stored.v)),
             kv,
@@ -257,7 +257,7 @@ fn prompt_stages(l: &Lowering, op: &AttentionOp) -> Option<usize> {
     let most = l.shapes.prompt.pages[usize::from(l.kv_type.kernel.kv_bytes() == 2)];
     let stages = (room / page.max(1)).min(most);
     let heads = op.n_head.is_multiple_of(op.kv.n_head_kv);
-    (stages >= 2 && op.kv.head_dim <= PROMPT_DIM && heads).then_some(stages)
+    (stages >= 2 && op.kv.head_dim <= PROMPT_DIM && heads && op.kv.stored() == 2).then_some(stages)
 }
 
 #[cfg(test)]

@@ -50,6 +50,8 @@ constants! {
     pub struct RouteConstants with { GATING_SOFTMAX, GATING_SIGMOID, GATING_SELECTED_SOFTMAX } {
         gating: int, route_experts: uint32_t, route_ranks: uint32_t, biased: bool,
         renormalize: bool, ranks_scaled: bool, logit_factor_bits: bits,
+        /// 1: none.
+        route_groups: uint32_t, route_groups_used: uint32_t,
     }
 
     /// experts.cu
@@ -220,6 +222,7 @@ impl RouteConstants {
             Some(Gating::Sigmoid) => 1,
             Some(Gating::SelectedSoftmax) => 2,
         };
+        let groups = route.and_then(|(_, op)| op.groups);
         let is = |f: fn(&RouteOp) -> bool| route.is_some_and(|(_, op)| f(op));
         Self {
             gating,
@@ -229,6 +232,8 @@ impl RouteConstants {
             renormalize: is(|op| op.renormalize),
             ranks_scaled: is(|op| op.scales.is_some()),
             logit_factor_bits: route.map_or(1.0, |(_, op)| op.factor),
+            route_groups: groups.map_or(1, |of| of.count),
+            route_groups_used: groups.map_or(1, |of| of.used),
         }
     }
 }

@@ -9,6 +9,8 @@ pub mod drafting;
 mod experts;
 mod fit;
 mod gate;
+mod grid;
+mod heads;
 pub mod layout;
 pub mod lowering;
 mod matmul;

@@ -2,6 +2,7 @@
 //! what goes element by element.
 
 use super::attention::{KvCodes, RotateConstants};
+use super::grid::{grid, THREADS};
 use super::layout::Order;
 use super::lowering::{Lowering, Pass, Path};
 use super::norm;
@@ -10,7 +11,7 @@ use super::params::{
     SelectRows, Slice, SlotState, SoftCap, CONSTANTS,
 };
 use super::shape::Segments;
-use super::{recurrence, rounds};
+use super::{heads, recurrence, rounds};
 use crate::backend::cuda::driver::constants::Constants;
 use crate::backend::cuda::driver::source::{constants, shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
@@ -66,15 +67,9 @@ constants! {
 
     /// kv_scatter_fixed.cu
     struct KvScatterVariant in KV_SCATTER {
-        n_head_kv: int, head_dim: int, kv: KvCodes,
+        n_head_kv: int, head_dim: int, stored: uint32_t, kv: KvCodes,
     }
 }
-
-/// Threads of a block.
-const THREADS: u32 = 256;
-
-/// Blocks that keep every card busy; each then takes several elements a thread.
-const MOST_BLOCKS: u64 = 1024;
 
 /// The launch of one op, where it has work.
 pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
@@ -203,7 +198,7 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
         .map_or(0, |cache| {
             let kv = plan.kv[cache.layer];
             let head_bytes = l.kv_type.kv_head_bytes(kv.head_dim).unwrap_or(0);
-            rows * 2 * kv.n_head_kv * head_bytes
+            rows * kv.stored() * kv.n_head_kv * head_bytes
         });
     // Once each for every sequence, of which a pass has at most as many as rows.
     let sequences = match pass.one_row_per_sequence() {
@@ -341,6 +336,8 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             };
             Spec::new(elementwise(), "concat", grid(n), THREADS, &params)
         }
+        Op::Join { x, y, out, of, .. } => heads::join(l, [x, y, out], of, pass),
+        Op::RouteAll { out } => heads::route_all(l, out, pass),
         Op::ShortConv { .. } | Op::GatedConv { .. } | Op::DeltaNet { .. } => match pass.path {
             Path::Round => rounds::verify(l, op, pass)?,
             Path::Decode | Path::Guess | Path::Prefill { .. } => recurrence::spec(l, op, pass)?,
@@ -393,12 +390,6 @@ pub fn nothing() -> Spec {
     Spec::new(elementwise(), "add", grid(0), THREADS, &nowhere)
 }
 
-/// Blocks for `n` elements.
-fn grid(n: u64) -> [u32; 3] {
-    let blocks = n.div_ceil(u64::from(THREADS)).clamp(1, MOST_BLOCKS);
-    [blocks as u32, 1, 1]
-}
-
 fn embed(l: &Lowering, weight: WeightId, out: BufferId, scale: f32, pass: &Pass) -> Result<Spec> {
     let w = l.plan.weight(weight);
     let inputs = &pass.inputs;
@@ -444,6 +435,7 @@ fn kv_scatter(l: &Lowering, k: BufferId, v: BufferId, layer: usize, pass: &Pass)
     let variant = KvScatterVariant {
         n_head_kv: shape.n_head_kv,
         head_dim: shape.head_dim,
+        stored: shape.stored(),
         kv: KvCodes(l.kv_type),
     };
     let params = KvScatter {

@@ -51,10 +51,7 @@ pub fn id(name: &str) -> BufferId {
 fn plan(ty: &str) -> Plan {
     let mut plan = Plan {
         ropes: s::angles(HEAD_DIM / 2),
-        kv: vec![KvShape {
-            n_head_kv: 1,
-            head_dim: HEAD_DIM,
-        }],
+        kv: vec![KvShape::new(1, HEAD_DIM)],
         logits: id("logits"),
         ..Plan::default()
     };

@@ -41,9 +41,9 @@ impl KvPool {
         options: &RunnerOptions,
     ) -> Result<Self> {
         let pages = KvPages::new(plan, options)?;
-        let both = pages.bytes().ok_or_else(|| pages.no_room(None))?;
-        let part = || {
-            DeviceBuffer::new(context, both / 2).map_err(|e| match e {
+        let [keys, values] = pages.pools().ok_or_else(|| pages.no_room(None))?;
+        let part = |bytes| {
+            DeviceBuffer::new(context, bytes).map_err(|e| match e {
                 Error::Memory { .. } => pages.no_room(context.memory().ok().map(|(free, _)| free)),
                 e => e,
             })
@@ -55,8 +55,8 @@ impl KvPool {
         };
         let table = |entries| DeviceBuffer::new(context, entries * size_of::<u32>());
         let pool = Self {
-            k: part()?,
-            v: part()?,
+            k: part(keys)?,
+            v: part(values)?,
             page_tables: [table(entries[0])?, table(entries[1])?],
             error: HostBuffer::new(context, 8)?,
             saturated: HostBuffer::new(context, 8 * pages.n_slots)?,
@@ -84,10 +84,9 @@ impl KvPool {
     /// What kernels need to find the tokens of `layer`, and to report what the op of this number stores.
     pub fn view(&self, layer: usize, number: usize, reports: u64) -> KvView {
         let layer = &self.pages.layers[layer];
-        let offset = layer.at as u64;
         KvView {
-            k: self.k.address() + offset,
-            v: self.v.address() + offset,
+            k: self.k.address() + layer.at as u64,
+            v: self.v.address() + layer.values_at as u64,
             page_table: self.page_tables[layer.kind as usize].address(),
             error: self.error.address(),
             saturated: self.saturated.address(),
@@ -130,9 +129,9 @@ impl KvPool {
         self.pages.check_page(kind, from)?;
         self.pages.check_page(kind, to)?;
         for (_, layer) in self.pages.of_kind(kind) {
-            let size = layer.page_bytes();
-            let at = |page: u32| layer.at + page as usize * size;
-            for buffer in [&self.k, &self.v] {
+            for (buffer, start) in self.pools_of(layer) {
+                let size = layer.page_bytes();
+                let at = |page: u32| start + page as usize * size;
                 buffer.copy_within(at(from), at(to), size, stream)?;
             }
         }
@@ -172,13 +171,19 @@ impl KvPool {
         DeviceBuffer::write_parts(&parts, stream)
     }
 
+    /// The pools that a layer has a part of, and where that begins: of keys, and of values.
+    fn pools_of(&self, layer: &KvLayer) -> impl Iterator<Item = (&DeviceBuffer, usize)> {
+        let both = [(&self.k, layer.at), (&self.v, layer.values_at)];
+        both.into_iter().take(layer.shape.stored())
+    }
+
     fn places_of(&self, kind: Kind, page: u32) -> Result<Vec<(&DeviceBuffer, usize, usize)>> {
         self.pages.check_page(kind, page)?;
         let mut places = Vec::new();
         for (_, layer) in self.pages.of_kind(kind) {
             let size = layer.page_bytes();
-            let at = layer.at + page as usize * size;
-            places.extend([&self.k, &self.v].map(|buffer| (buffer, at, size)));
+            let its = self.pools_of(layer);
+            places.extend(its.map(|(buffer, at)| (buffer, at + page as usize * size, size)));
         }
         Ok(places)
     }
@@ -257,8 +262,8 @@ impl KvPool {
         for layer in &self.pages.layers {
             let size = layer.page_bytes();
             for page in &self.mirrors[layer.kind as usize][entries.clone()] {
-                let at = layer.at + *page as usize * size;
-                places.extend([&self.k, &self.v].map(|buffer| (buffer, at, size)));
+                let its = self.pools_of(layer);
+                places.extend(its.map(|(buffer, at)| (buffer, at + *page as usize * size, size)));
             }
         }
         Ok(places)
@@ -316,15 +321,17 @@ impl KvPool {
         let KvLayer {
             shape, head_bytes, ..
         } = *layer;
-        let (ty, start) = (self.pages.ty, layer.at);
+        let ty = self.pages.ty;
+        let starts = [layer.at, layer.values_at];
+        let start = layer.at + layer.values_at;
         let (dim, group) = (shape.head_dim, ty.block_elems);
         let (page_bytes, plane) = (PAGE_TOKENS * head_bytes, PAGE_TOKENS * dim);
         for head in 0..layer.n_pages * shape.n_head_kv {
             let (page, head) = (head / shape.n_head_kv, head % shape.n_head_kv);
-            for (part, is_value) in [false, true].into_iter().enumerate() {
-                let own = start + (page * shape.n_head_kv + head) * page_bytes;
-                let canonical =
-                    2 * start + ((page * 2 + part) * shape.n_head_kv + head) * page_bytes;
+            for (part, is_value) in [false, true].into_iter().enumerate().take(shape.stored()) {
+                let own = starts[part] + (page * shape.n_head_kv + head) * page_bytes;
+                let side = page * shape.stored() + part;
+                let canonical = start + (side * shape.n_head_kv + head) * page_bytes;
                 for (token, d) in (0..PAGE_TOKENS).flat_map(|t| (0..dim).map(move |d| (t, d))) {
                     let block = d / group;
                     let row = canonical + token * head_bytes + block * ty.block_bytes;
@@ -360,10 +367,9 @@ mod tests {
     fn pool(name: &str, head_dim: usize) -> Result<KvPool> {
         let card = Context::described(DeviceInfo::of_arch("sm_90", 132)?);
         // Every layer may be another.
-        let shapes = [(3, head_dim), (1, 96), (2, head_dim)].map(|(n_head_kv, head_dim)| KvShape {
-            n_head_kv,
-            head_dim,
-        });
+        let mut shapes = [(3, head_dim), (1, 96), (1, head_dim), (2, head_dim)]
+            .map(|(n_head_kv, head_dim)| KvShape::new(n_head_kv, head_dim));
+        shapes[2].values_in_keys = Some(head_dim / 2);
         let options = RunnerOptions {
             n_slots: 1,
             n_ctx: 100,
@@ -389,7 +395,7 @@ mod tests {
                 let (mut canonical, mut own) = (vec![0; bytes], vec![0; bytes]);
                 pool.for_each_value(|to, is_value, from, size| {
                     canonical[to..to + size].iter_mut().for_each(|n| *n += 1);
-                    let from = from + if is_value { bytes / 2 } else { 0 };
+                    let from = from + if is_value { pool.k.bytes() } else { 0 };
                     own[from..from + size].iter_mut().for_each(|n| *n += 1);
                 });
                 assert!(canonical.iter().chain(&own).all(|n| *n == 1), "{ty:?}");
