@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.backends import INTERPRETER, Backend, over_backends
+from support.backends import INTERPRETER, Backend, over_backends, over_cards
 from support.plans import Floats, Plan, Run, bits, normal
 
 
@@ -21,6 +21,44 @@ def test_parts_side_by_side(backend: Backend, n: int, of: tuple[int, int], rows:
     found = Run(backend, plan)(dict(zip("xy", values, strict=True)))["out"]
     parts = [v.reshape(rows, n, -1) for v in values]
     assert np.array_equal(bits(found), bits(np.concatenate(parts, axis=2).reshape(rows, -1)))
+
+
+@over_cards
+@pytest.mark.parametrize("plain", [0, 192, 12])
+@pytest.mark.parametrize("style", ["interleaved", "halves"])
+@pytest.mark.parametrize(
+    ("rank", "rotated", "n_head"),
+    [(512, 64, 20), (96, 16, 5), (256, 32, 4), (1000, 8, 1), (301, 4, 3), (2304, 64, 128)],
+)
+def test_a_latent_row_has_the_interpreters_bits(
+    backend: Backend, rank: int, rotated: int, n_head: int, style: str, plain: int
+) -> None:
+    """One kernel cuts queries, normalizes, rotates and joins."""
+    half = rotated // 2
+    plan = Plan(inv_freq=list(10000.0 ** (-np.arange(half) / half)))
+    out, q = plan.buffer("out", rank + rotated), plan.buffer("q", n_head * rotated)
+    x, y = plan.buffer("x", rank), plan.buffer("y", rotated)
+    weight = plan.vector("w", normal(rank, seed=3))
+    names = ["out", "q"]
+    if plain:
+        names.append("plain")
+        width = plain + rotated
+        heads = plan.buffer("heads", n_head * width)
+        rest = plan.buffer("plain", n_head * plain)
+        plan.op("slice", x=heads, out=rest, n=n_head, first=0, of=width)
+        plan.op("slice", x=heads, out=q, n=n_head, first=plain, of=width)
+    plan.op("rms_norm", x=x, weight=weight, out=x, group=rank, eps=1e-6)
+    plan.op("rope", x=y, n_head=1, style=style)
+    plan.op("rope", x=q, n_head=n_head, style=style)
+    plan.op("join", x=x, y=y, out=out, n=1, of=(rank, rotated))
+    for rows in (1, 5):
+        inputs = {"x": normal(rows, rank), "y": normal(rows, rotated, seed=1)}
+        inputs["heads" if plain else "q"] = normal(rows, n_head * (plain + rotated), seed=2)
+        at = range(7, 7 + rows)
+        runs = [Run(on, plan)(inputs, positions=at) for on in (backend, INTERPRETER)]
+        for name in names:
+            found, wanted = (bits(run[name]) for run in runs)
+            assert np.array_equal(found, wanted)
 
 
 @over_backends
@@ -63,13 +101,13 @@ def test_experts_of_the_best_groups(
     plan = Plan()
     logits, routes = plan.buffer("logits", n_expert), plan.buffer("routes", 2 * k)
     # Without a part of the gates: scores are sums of these numbers.
-    bias = np.round(normal(n_expert, seed=5, scale=4)) / 4
+    bias: Floats = np.round(normal(n_expert, seed=5, scale=4)) / np.float32(4)
     groups = {"count": count, "used": used}
     fields = {"gating": "selected_softmax", "renormalize": False, "scale": 1.0, "groups": groups}
     weight = plan.vector("bias", bias) if biased else None
     plan.op("route", logits=logits, bias=weight, out=routes, **fields)
     # Many that are equal, and some rows with what is no number.
-    values = np.round(normal(24, n_expert, seed=6, scale=4)) / 4
+    values: Floats = np.round(normal(24, n_expert, seed=6, scale=4)) / np.float32(4)
     values[1, :: n_expert // 4] = np.nan
     values[2] = np.nan
     values[3] = -0.0

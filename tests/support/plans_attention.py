@@ -66,8 +66,11 @@ class Shape:
         threads: int = 2,
     ) -> Run:
         """A runner whose pool is full of canaries."""
-        cache = {"n_head_kv": self.n_head_kv, "head_dim": self.head_dim}
-        plan = Plan(values_in_keys=self.values_in_keys, **cache)
+        plan = Plan(
+            n_head_kv=self.n_head_kv,
+            head_dim=self.head_dim,
+            values_in_keys=self.values_in_keys,
+        )
         buffers = {name: plan.buffer(name, width) for name, width in self.widths.items()}
         out = plan.buffer("out", self.n_head * (self.values_in_keys or self.head_dim))
         plan.op("kv_scatter", k=buffers["k"], v=buffers.get("v", buffers["k"]), layer=0)

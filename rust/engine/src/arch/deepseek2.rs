@@ -189,13 +189,24 @@ fn attention(b: &mut Builder<'_>, layer: usize, x: BufferId, by: &Latent) -> Res
             style,
         });
     }
+    let of = [rank, by.rotated];
+    b.push(Op::Join {
+        x: plain,
+        y: turned,
+        out: k,
+        n: 1,
+        of,
+    });
     let shape = [by.plain, rank, n_head];
     b.product_by_heads(q_plain, by.heads, layer, "attn_k_b", &shape, q_absorbed)?;
     let q = b.buffer("q", n_head * kv.head_dim);
-    for (x, y, out, n) in [(plain, turned, k, 1), (q_absorbed, q_turned, q, n_head)] {
-        let of = [rank, by.rotated];
-        b.push(Op::Join { x, y, out, n, of });
-    }
+    b.push(Op::Join {
+        x: q_absorbed,
+        y: q_turned,
+        out: q,
+        n: n_head,
+        of,
+    });
 
     let heads = Heads {
         q,

@@ -3,6 +3,7 @@
 //! that lowers a plan runs fused ops; the interpreter runs the plan itself and remains the oracle.
 
 mod experts;
+mod latent;
 mod listing;
 mod liveness;
 mod norms;
@@ -39,6 +40,7 @@ const RULES: &[Rule] = &[
     Rule::plan("norms, rope", rotations::norm_rope),
     Rule::plan("convolution, delta rule", rotations::convolved),
     Rule::plan("factor, route, factors", experts::route),
+    Rule::plan("norm, rope, join", latent::row),
     Rule::plan("mix", experts::mix),
     Rule::plan("mix, add", experts::mix_add),
     Rule::pass("heads, store, attention", pass::stored),
@@ -226,6 +228,29 @@ pub struct Values {
     pub are_keys: bool,
 }
 
+/// `out = ` x, normalized as [`Op::RmsNorm`] says, then y, rotated; and heads of queries, rotated in place, or
+/// cut from others.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LatentRow {
+    pub x: BufferId,
+    pub norm: Norm,
+    pub y: BufferId,
+    pub q: BufferId,
+    pub n_head: usize,
+    pub out: BufferId,
+    /// Widths of x and y.
+    pub of: [usize; 2],
+    pub rotation: Rotation,
+    pub cut: Option<Cut>,
+}
+
+/// Heads whose last values are rotated, and where the others go.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Cut {
+    pub all: BufferId,
+    pub plain: BufferId,
+}
+
 /// What attention stores before it attends: keys and values of the rows, and what it makes of their heads
 /// before that.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -247,6 +272,7 @@ pub enum Fused {
     Route(RouteOp),
     Mix(MixOp),
     QkNormRope(QkNormRope),
+    LatentRow(LatentRow),
     /// [`Op::ShortConv`] through silu and the [`Op::DeltaNet`] behind it.
     ConvolvedRule {
         conv: Op,
@@ -438,6 +464,14 @@ impl Fused {
                 });
                 let heads = [op.queries.x, op.keys.x].map(update);
                 heads.into_iter().chain(values).collect()
+            }
+            Self::LatentRow(op) => {
+                let heads = match op.cut {
+                    Some(cut) => vec![read(cut.all), write(cut.plain), write(op.q)],
+                    None => vec![update(op.q)],
+                };
+                let row = [read(op.x), read(op.y), write(op.out)];
+                row.into_iter().chain(heads).collect()
             }
             Self::ConvolvedRule { conv, rule } => {
                 let [conv, rule] = [conv, rule].map(Op::signature);

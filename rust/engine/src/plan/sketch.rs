@@ -295,7 +295,7 @@ pub fn chosen(bytes: &[u8]) -> Plan {
     while let Some(piece) = bytes.next() {
         let mut pick = |n: usize| bytes.next().unwrap_or(0) % n;
         let [a, b, c, d] = std::array::from_fn(|_| BufferId(pick(5)));
-        let ops = self::piece(piece % 10, [a, b, c, d], &mut pick);
+        let ops = self::piece(piece % 11, [a, b, c, d], &mut pick);
         for op in ops {
             let (is_missing, is_behind) = (pick(24) == 1, pick(24) == 1);
             let more = is_behind.then(|| scale(BufferId(pick(5)), 0.5));
@@ -381,6 +381,21 @@ fn piece(
             matvec(c, None, weight_id("integers"), d),
             add(d, a),
         ],
+        9 => {
+            let both = Op::Join {
+                x: a,
+                y: b,
+                out: id("gates"),
+                n: 1,
+                of: [64, 64],
+            };
+            let ups = id("ups");
+            let cut = [slice(ups, d, 1, 0, 128), slice(ups, c, 1, 64, 128)];
+            let ops = [normed(a, a), head(b, style), head(c, style), both];
+            let begin = 2 * pick(2);
+            let ops = cut.into_iter().skip(begin).chain(ops);
+            ops.chain([mv(d, a), mv(d, b)]).collect()
+        }
         _ => vec![add(a, b), normed(c, d), mv(a, d)],
     }
 }

@@ -442,23 +442,58 @@ pub fn shared_expert(ty: &'static QuantType, shared: &'static QuantType) -> Plan
 /// What stands beside attention over latent rows.
 pub fn beside_latent() -> Plan {
     const N_HEAD: usize = 4;
-    let mut plan = Plan::default();
+    let mut plan = with_rope(64);
     let mut buffer = |name, width| plan.add_buffer(name, width, Rows::Batch);
     let (x, y) = (buffer("x", N_HEAD * 512), buffer("y", N_HEAD * 64));
     let (out, all) = (buffer("out", N_HEAD * 576), buffer("all", 2 * N_HEAD));
     let (logits, routes) = (buffer("logits", 256), buffer("routes", 16));
+    let (plain, turned, k) = (buffer("plain", 512), buffer("turned", 64), buffer("k", 576));
+    let (heads, rest) = (buffer("heads", N_HEAD * 256), buffer("rest", N_HEAD * 192));
     let of = [512, 64];
     let n = N_HEAD;
-    let weight = Weight {
-        name: "bias".into(),
-        n_in: 256,
-        n_out: 1,
-        n_expert: 1,
-        ty: quant::by_name("F32").unwrap(),
+    let cut = |out, first| Op::Slice {
+        x: heads,
+        out,
+        n,
+        first,
+        of: 256,
     };
-    let bias = plan.add_weight(weight);
+    let mut vector = |name: &str, n_in| {
+        plan.add_weight(Weight {
+            name: name.into(),
+            n_in,
+            n_out: 1,
+            n_expert: 1,
+            ty: quant::by_name("F32").unwrap(),
+        })
+    };
+    let (bias, norm) = (vector("bias", 256), vector("norm", 512));
+    let rope = |x, n_head| Op::Rope {
+        x,
+        n_head,
+        table: 0,
+        style: RopeStyle::Interleaved,
+    };
     plan.ops = vec![
         Op::RouteAll { out: all },
+        cut(rest, 0),
+        cut(y, 192),
+        Op::RmsNorm {
+            x: plain,
+            weight: Some(norm),
+            out: plain,
+            group: 512,
+            eps: 1e-6,
+        },
+        rope(turned, 1),
+        rope(y, N_HEAD),
+        Op::Join {
+            x: plain,
+            y: turned,
+            out: k,
+            n: 1,
+            of,
+        },
         Op::Join { x, y, out, n, of },
         Op::Route {
             logits,

@@ -426,7 +426,8 @@ fn latent_attention_compiles_without_spills() {
         let card = model(&format!("sm_{arch}"), beside_latent(), kv, true);
         add(&mut kernels, &card);
         let has = |what, value: usize| kernels.iter().any(|k| k.constants.has(what, value));
-        assert!(has("STORED", 1) && has("ROUTE_GROUPS", 8));
+        assert!(has("STORED", 1) && has("ROUTE_GROUPS", 8) && has("GROUP", 512));
+        assert!(has("PLAIN", 192));
         jobs.extend(kernels.into_iter().map(|k| (arch, k)));
     }
     compile(&path, &jobs);

@@ -84,7 +84,7 @@ impl Route<'_> {
         let (ids, weights) = out.split_at_mut(out.len() / 2);
         let mut chosen = vec![false; logits.len()];
         if let Some(groups) = self.groups {
-            self.leave_groups(groups, &score, &mut chosen);
+            self.leave_groups(groups, score, &mut chosen);
         }
         for (id, weight) in ids.iter_mut().zip(&mut *weights) {
             let left = (0..logits.len()).filter(|i| !chosen[*i]);

@@ -186,6 +186,61 @@ fn a_norm_is_joined_with_the_residual_or_the_gate_alone() {
 }
 
 #[test]
+fn a_latent_row_is_made_at_once_where_nothing_else_wants_its_parts() {
+    let style = RopeStyle::Interleaved;
+    let join = |x, y| Op::Join {
+        x,
+        y,
+        out: id("gates"),
+        n: 1,
+        of: [64, 64],
+    };
+    let row = [
+        norm(A, A),
+        s::rope(B, 1, style),
+        s::rope(C, 1, style),
+        join(A, B),
+    ];
+    let weight = weight_id("norm");
+    let wanted = Fused::LatentRow(LatentRow {
+        x: A,
+        norm: norm_of(weight).unwrap(),
+        y: B,
+        q: C,
+        n_head: 1,
+        out: id("gates"),
+        of: [64, 64],
+        rotation: Rotation { table: 0, style },
+        cut: None,
+    });
+    assert_eq!(only(&row), wanted);
+    // Queries that are cut from heads.
+    let cut = |first, second| {
+        let all = id("ups");
+        let parts = [s::slice(all, X, 1, 0, 128), s::slice(all, C, 1, first, 128)];
+        [&parts[..], &row[..second]].concat()
+    };
+    match only(&cut(64, 4)) {
+        Fused::LatentRow(LatentRow { cut: Some(of), .. }) => {
+            assert_eq!((of.all, of.plain), (id("ups"), X));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(counts(&cut(0, 4)), [1, 1, 4]);
+    assert_eq!(counts(&cut(64, 3)), [1; 5]);
+    let other = s::rope(C, 1, RopeStyle::Halves);
+    let [first, second, third, fourth] = row;
+    for ops in [
+        // Another rotation of queries, parts in another order, or one that is read again.
+        vec![first.clone(), second.clone(), other, fourth.clone()],
+        vec![first.clone(), second.clone(), third.clone(), join(B, A)],
+        vec![first, second, third, fourth, s::add(B, SUM)],
+    ] {
+        assert_eq!(counts(&ops), vec![1; ops.len()], "{ops:?}");
+    }
+}
+
+#[test]
 fn norms_that_meet_are_joined_where_nothing_else_wants_them() {
     let weight = weight_id("norm");
     let wanted = |factor| {

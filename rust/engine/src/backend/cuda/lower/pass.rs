@@ -7,7 +7,7 @@ use super::matmul::{self, ProductBytes};
 use super::product::{self, Product};
 use super::shape::{MOST_FLOATS_X, MOST_TICKETS};
 use super::shapes::Shapes;
-use super::{attention_fixed, gate, matvec, matvec_floats, norm, rowwise, skinny};
+use super::{attention_fixed, gate, heads, matvec, matvec_floats, norm, rowwise, skinny};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::no_hidden;
 use crate::error::{Error, Result};
@@ -110,6 +110,7 @@ fn launches(l: &Lowering, op: &Fused, pass: &Pass, before: usize) -> Result<Vec<
         Fused::Route(op) => vec![experts::route(l, op, pass)?],
         Fused::Mix(op) => vec![experts::mix(l, op, pass)],
         Fused::QkNormRope(op) => vec![rowwise::qk_norm_rope(l, op, pass)?],
+        Fused::LatentRow(op) => vec![heads::latent_row(l, op, pass)?],
         Fused::ConvolvedRule { conv, rule } => rowwise::convolved_rule(l, conv, rule, pass)?,
         Fused::Attention {
             attention: op,
