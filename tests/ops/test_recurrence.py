@@ -250,6 +250,33 @@ def test_a_sequence_has_the_same_bits_alone_and_among_others(backend: Backend, o
 
 
 @over_backends
+@pytest.mark.parametrize("op", [OPS[0], OPS[2], OPS[4], OPS[8], OPS[17]], ids=str)
+def test_a_sequence_may_begin_and_end_anywhere_in_a_tile_of_rows(backend: Backend, op: Op) -> None:
+    """Kernels take prompts in tiles of 8 or 16 rows; a neighbour's rows lie before and behind."""
+    inputs = [op.inputs(50, seed=10 * i) for i in range(3)]
+    alone = Run(backend, op.plan(), n_slots=3)
+    run = Run(backend, op.plan(), n_slots=3)
+    for first in (13, 14, 15, 16):
+        for length in (1, 2, 3, 18, 34):
+            parts = [(0, range(first)), (1, range(length)), (2, range(5))]
+            run(
+                {
+                    name: np.concatenate([inputs[slot][name][: len(its)] for slot, its in parts])
+                    for name in inputs[0]
+                },
+                positions=[p for _, its in parts for p in its],
+                slots=[slot for slot, its in parts for _ in its],
+            )
+            found = np.split(run["out"], [first, first + length])
+            for (slot, its), out in zip(parts, found, strict=True):
+                own = {name: values[: len(its)] for name, values in inputs[slot].items()}
+                wanted = cut(alone, own, [len(its)], slot)
+                assert np.array_equal(bits(out), bits(wanted)), (first, length, slot)
+                state = bits(alone.state(slot))
+                assert np.array_equal(bits(run.state(slot)), state), (first, length, slot)
+
+
+@over_backends
 @over_ops
 def test_rows_of_no_sequence_touch_no_state(backend: Backend, op: Op) -> None:
     run = Run(backend, op.plan(), n_slots=2)

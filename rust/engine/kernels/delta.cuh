@@ -17,6 +17,15 @@ DEVICE uint32_t key_head(uint32_t head) {
     return GROUPED ? head / (N_HEAD / N_HEAD_K) : head % N_HEAD_K;
 }
 
+// The direction of a head, of which a lane of the warp has eight numbers: a query's, or a key's.
+DEVICE void make_direction(float (&v)[8], bool is_key, float eps) {
+    const float sum = superblock_squares(v);
+    const float f = root_factor(add_rn(sum, eps));
+    const float factor = mul_rn(f, is_key ? 1.0f : ROOT);
+#pragma unroll
+    for (uint32_t e = 0; e < 8; e++) v[e] = mul_rn(v[e], factor);
+}
+
 // The directions of a query and of a key, by a warp each: `load(e)` gives the lane's numbers from e on, of
 // eight. To be read behind a barrier.
 template <typename Load>
@@ -31,12 +40,10 @@ DEVICE void set_directions(float (&direction)[2][HEAD_DIM], float eps, Load load
         const float4 f = load(e);
         v[e] = f.x, v[e + 1] = f.y, v[e + 2] = f.z, v[e + 3] = f.w;
     }
-    const float sum = superblock_squares(v);
-    const float f = root_factor(add_rn(sum, eps));
-    const float factor = mul_rn(f, warp == 0 ? ROOT : 1.0f);
+    make_direction(v, warp != 0, eps);
 #pragma unroll
     for (uint32_t e = 0; e < 8; e++) {
-        if (has_direction) direction[warp][lane * 8 + e] = mul_rn(v[e], factor);
+        if (has_direction) direction[warp][lane * 8 + e] = v[e];
     }
 }
 
