@@ -24,7 +24,7 @@ def compile_kernels(
     n_ctx: int | None,
     max_batch: int,
     kv_type: str,
-    prefill_chunk: int,
+    prefill_chunk: int | None,
     nvrtc_folders: Sequence[str | os.PathLike[str]],
     progress: Callable[[int, int], object] | None,
 ) -> tuple[int, int]:
@@ -289,7 +289,7 @@ class Engine:
         warmup: bool,
         pdl: bool | None,
         threads: int | None,
-        prefill_chunk: int,
+        prefill_chunk: int | None,
         prefix_cache: bool,
         prefix_host_bytes: int | None,
         cache_dir: str | os.PathLike[str] | None,

@@ -15,7 +15,7 @@ use crate::arch;
 use crate::backend::cpu::{self, CpuBackend};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::run::card::LoadTimes;
-use crate::backend::cuda::run::prefill::MOST_CHUNK;
+use crate::backend::cuda::run::prefill::{chunk_of, MOST_CHUNK};
 use crate::backend::cuda::study::exact_sums::{self, SumCheck};
 use crate::backend::cuda::study::{fit::fit, offline};
 use crate::backend::cuda::CudaBackend;
@@ -720,8 +720,9 @@ const LEAST_FED: usize = 512;
 
 /// What backends are told for sequences of `plan` and `n_ctx` tokens.
 pub(crate) fn runner(options: &Options, plan: &Plan, n_ctx: usize) -> Result<RunnerOptions> {
-    let chunk = options.prefill_chunk.max(LEAST_FED);
     let mut gpu = options.gpu()?;
+    gpu.prefill_chunk = options.prefill_chunk.unwrap_or_else(|| chunk_of(plan));
+    let chunk = gpu.prefill_chunk.max(LEAST_FED);
     if plan.looks_ahead() {
         let whole = n_ctx.next_power_of_two().min(MOST_CHUNK);
         gpu.prefill_chunk = gpu.prefill_chunk.max(whole);

@@ -13,6 +13,7 @@ use crate::backend::cuda::lower::lowering::{Pass, Path};
 use crate::backend::parts::{check_tokens, passes, take, Part, Rest};
 use crate::backend::{LogitsPath, TextPart, ROUND_ROWS};
 use crate::error::{Error, Result};
+use crate::plan::Plan;
 
 /// Rows of the largest chunk where the caller names none: large enough that a chunk's products are
 /// bound by arithmetic, and an 8B model's rows then take 0.2 GiB. Eight times as many would take
@@ -36,6 +37,17 @@ const STEP_ROWS: [usize; 5] = [8, 32, 64, 128, 256];
 
 /// Rows of one pass where all give logits, which take much memory.
 pub const LOGIT_ROWS: usize = ROUND_ROWS;
+
+/// Rows of a pass over a prompt of a model with experts: so many that each expert has some.
+const EXPERTS_CHUNK: usize = 2048;
+
+/// Rows of a pass over a prompt of `plan` where nobody says how many.
+pub fn chunk_of(plan: &Plan) -> usize {
+    match plan.weights.iter().any(|weight| weight.n_expert > 1) {
+        true => EXPERTS_CHUNK,
+        false => DEFAULT_CHUNK,
+    }
+}
 
 /// Checks the option `prefill_chunk`.
 ///
