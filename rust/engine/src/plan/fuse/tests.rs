@@ -389,6 +389,7 @@ pub fn shape((rows, is_step): (usize, bool)) -> PassShape {
         is_step,
         // As many as a matrix of 64 rows has tiles, so that ranks are chained.
         sms: 4,
+        expert_rows: 2,
     }
 }
 

@@ -105,7 +105,7 @@ proptest! {
         let plan = Arc::new(s::chosen(&bytes));
         let wanted = left(&plan, &FusedPlan::new(&plan, false).list, rows);
         let fused = FusedPlan::new(&plan, true);
-        let shape = PassShape { rows, out: rows, is_step, sms: 4 };
+        let shape = PassShape { rows, out: rows, is_step, sms: 4, expert_rows: 2 };
         for list in [fused.of_pass(&shape), fused.list] {
             prop_assert_eq!(&wanted, &left(&plan, &list, rows));
         }

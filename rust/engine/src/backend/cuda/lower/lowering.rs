@@ -198,6 +198,7 @@ impl Lowering {
             out: pass.out,
             is_step: matches!(pass.path, Path::Decode | Path::Guess) && pass.one_row_per_sequence(),
             sms: self.card.sm_count as usize,
+            expert_rows: self.shapes.matvec.expert_rows,
         }
     }
 

@@ -142,7 +142,7 @@ fn products(l: &Lowering, op: &ProductOp, pass: &Pass, before: usize) -> Result<
     if !product.types.iter().all(|t| t.integers) {
         return floats(l, op, &product, m, pairs, pass);
     }
-    if m == 1 {
+    if m == 1 || (pairs.is_some() && m <= l.shapes.matvec.expert_rows) {
         if let Some(spec) = matvec::spec(l, op, &product, pairs.as_ref(), pass, before)? {
             return Ok(vec![spec]);
         }
