@@ -36,11 +36,14 @@ def written(args: argparse.Namespace, agree: float) -> Path:
     return path
 
 
-def measured(path: Path, mode: str, args: argparse.Namespace) -> dict[tuple[int, int], Any]:
-    """By depth and number of sequences: tokens a second, tokens a round, and the texts."""
+Found = dict[tuple[int, int], Any]
+
+
+def measured(path: Path, mode: str, args: argparse.Namespace) -> tuple[str, Found]:
+    """The device; by depth and number of sequences tokens a second, tokens a round, texts."""
     cases = [(d, n) for d in args.depths for n in args.sequences if d * n <= args.most]
     n_ctx = max(d for d, _ in cases) + args.length + 64
-    out = {}
+    out: Found = {}
     ordinary = np.flatnonzero(synth.followers(shapes.find(args.shape)) >= 0)
     with onegraph.LLM(
         path,
@@ -68,7 +71,7 @@ def measured(path: Path, mode: str, args: argparse.Namespace) -> dict[tuple[int,
                 "drafted": sum(r.usage.drafted_tokens for r in results),
                 "texts": [r.token_ids for r in results],
             }
-    return out
+        return llm.device, out
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -76,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("shape", help="a name in models/shapes.toml")
     parser.add_argument("--mix", default="Q4_K_M")
-    parser.add_argument("--agree", type=float, nargs="+", default=[0.88], help="shares that are right")
+    parser.add_argument("--agree", type=float, nargs="+", default=[0.88], help="shares right")
     parser.add_argument("--modes", nargs="+", default=["mtp:1", "mtp:2", "mtp:3", "auto"])
     parser.add_argument("--depths", type=int, nargs="+", default=[0, 4096, 32768])
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])
@@ -88,13 +91,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--record", type=Path, help="a JSON file for all of it")
     args = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
+    device = args.device
     print("| right | depth | sequences | drafts | tokens/s | a round | gain | equal |")
     print("|---|---|---|---|---|---|---|---|")
     for agree in args.agree:
         path = written(args, agree)
-        plain = measured(path, "off", args)
+        device, plain = measured(path, "off", args)
         for mode in ["off", *args.modes]:
-            found = plain if mode == "off" else measured(path, mode, args)
+            found = plain if mode == "off" else measured(path, mode, args)[1]
             for (depth, n), case in found.items():
                 base = plain[depth, n]
                 row = {"agree": agree, "depth": depth, "sequences": n, "drafts": mode}
@@ -107,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
                     f"| {case['tokens_a_round']:.2f} | {row['gain']:.2f} | {row['equal']} |",
                     flush=True,
                 )
-    runs.write_record(args, args.device, rows=rows)
+    runs.write_record(args, device, rows=rows)
     return int(not all(row["equal"] for row in rows))
 
 
