@@ -28,6 +28,7 @@ ARCHITECTURES = (
     *("qwen3next", "gemma3", "gemma4", "granite", "lfm2", "lfm2moe", "mistral3"),
     *("muse-glimmer", "olmo2", "smollm3", "ernie4_5", "seed_oss", "hunyuan-dense", "glm4"),
     *("exaone4", "glm4moe", "phi3", "cohere2", "command-r", "laguna"),
+    *("nemotron_h", "nemotron_h_moe", "granitehybrid"),
 )
 
 #: How near the exact scores of two experts are where caches that round may choose the other; they

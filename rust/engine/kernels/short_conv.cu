@@ -4,17 +4,18 @@
 //
 // With gates x[r] has three parts, b, c and u: the convolution is of b * u, and out[r] is c times it.
 //
-// variant.cuh: CHANNELS, TAPS, SILU, GATES.
+// variant.cuh: CHANNELS, TAPS, SILU, GATES, HAS_BIAS, ROW (values of a row of x), FIRST (the first of those
+// that are convolved).
 #include "kv.cuh"
 #include "math.cuh"
 #include "variant.cuh"
 
 constexpr uint32_t KEPT = TAPS - 1;
-constexpr uint32_t ROW = GATES ? 3 * CHANNELS : CHANNELS;
 
 struct Params {
     const float* x;       // [m][ROW]
     const float* weight;  // [CHANNELS][TAPS]
+    const float* bias;    // [CHANNELS], or null
     float* state;         // [n_slots][KEPT][CHANNELS], the oldest first
     float* out;           // [m][CHANNELS]
     const uint32_t* positions;  // [m]
@@ -30,6 +31,7 @@ KERNEL(short_conv, Params) {
     if (c >= CHANNELS) return;
     delay_block();
     float weight[TAPS], last[TAPS];
+    const float bias = HAS_BIAS ? p.bias[c] : 0.0f;
 #pragma unroll
     for (uint32_t j = 0; j < TAPS; j++) weight[j] = p.weight[c * TAPS + j];
     const uint32_t first = blockIdx.y == 0 ? 0 : p.first + blockIdx.y - 1;
@@ -52,10 +54,10 @@ KERNEL(short_conv, Params) {
 #pragma unroll
             for (uint32_t j = 0; j < KEPT; j++) last[j] = begins ? 0.0f : load_relaxed_f32(at(j));
         }
-        const float* x = p.x + static_cast<uint64_t>(m) * ROW + c;
+        const float* x = p.x + static_cast<uint64_t>(m) * ROW + FIRST + c;
         last[KEPT] = load_relaxed_f32(x);
         if (GATES) last[KEPT] = mul_rn(last[KEPT], load_relaxed_f32(x + 2 * CHANNELS));
-        float y = 0.0f;
+        float y = bias;
 #pragma unroll
         for (uint32_t j = 0; j < TAPS; j++) y = fma_rn(weight[j], last[j], y);
         if (SILU) y = mul_rn(y, sigmoid_f32(y));

@@ -115,10 +115,12 @@ impl Layer {
                 Op::ShortConv {
                     x,
                     weight,
+                    bias: None,
                     state,
                     out: qkv,
                     taps,
                     silu: true,
+                    part: None,
                 },
                 Op::DeltaNet {
                     qkv,
