@@ -62,7 +62,9 @@ def fits(name: str, kind: str) -> bool:
     shape = SHAPES[name]
     # Convolutions, and what a scan has a number of a head or a channel, are float32 in every mix.
     parts = {at: at.split(".")[2] for at, _ in shape.tensors() if at.startswith("blk.")}
-    always = {at for at, part in parts.items() if "conv" in at or part in ("ssm_a", "ssm_d", "ssm_norm")}
+    always = {
+        at for at, part in parts.items() if "conv" in at or part in ("ssm_a", "ssm_d", "ssm_norm")
+    }
     columns = [n for at, (n, *rest) in shape.tensors() if rest and at not in always]
     return all(n % TYPES[kind] == 0 for n in columns)
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.backends import INTERPRETER, Backend, over_backends, over_cards
 from support import exact_attention as stated
 from support import mamba2
+from support.backends import INTERPRETER, Backend, over_backends, over_cards
 from support.delta_rule import causal_convolution, delta_rule, logistic
 from support.plans import Floats, Plan, Run, bits, nmse, normal
 
@@ -392,7 +392,8 @@ def test_gates_at_their_ends(backend: Backend) -> None:
 
 @over_backends
 def test_a_scan_sums_in_the_stated_order(backend: Backend) -> None:
-    """With steps and gates of 30, of which softplus and silu are that, and all that stays or nothing."""
+    """With steps and gates of 30, of which softplus and silu are 30, and a state that stays or
+    goes as a whole."""
     op, n, ends = Scan(2, 1, 8, 48), 5, np.float32(30)
     channels = op.convolution.channels
     plan = Plan()
@@ -415,9 +416,7 @@ def test_a_scan_sums_in_the_stated_order(backend: Backend) -> None:
                 part = zip(state[r : r + 16], c[i, r : r + 16], chains, strict=True)
                 chains = np.stack([stated.fma(s, q, y) for s, q, y in part])
             for _ in range(2):
-                chains = np.stack(
-                    [(w + x) + (y + z) for w, x, y, z in chains.reshape(-1, 4, 8)]
-                )
+                chains = np.stack([(w + x) + (y + z) for w, x, y, z in chains.reshape(-1, 4, 8)])
             wanted = ends * stated.fma(weights["d"][head], x, chains[0])
             assert np.array_equal(bits(found[i, head]), bits(wanted)), (head, i)
 

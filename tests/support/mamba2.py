@@ -1,5 +1,5 @@
-"""Mamba-2's scan in NumPy, token by token: Dao and Gu 2024, https://arxiv.org/abs/2405.21060, section 7,
-as its authors' layers use it."""
+"""Mamba-2's scan in NumPy, token by token: Dao and Gu 2024, https://arxiv.org/abs/2405.21060,
+section 7, as its authors' layers use it."""
 
 from __future__ import annotations
 

@@ -20,8 +20,9 @@ constexpr uint32_t OWN = D_STATE / 4;
 static_assert(HEAD_DIM % COLUMNS == 0 && COLUMNS % 8 == 0 && D_STATE % 16 == 0, "lanes of a head");
 static_assert(N_HEAD % N_GROUP == 0, "as many heads in each group");
 
-// Rows of a tile, and of each the numbers that a block takes: B, C, then x and z of its columns.
-constexpr uint32_t TILE = 8;
+// Rows of a tile, as many as its threads can have under way, and of each the numbers that a block takes: B, C, then
+// x and z of its columns.
+constexpr uint32_t TILE = COLUMNS / 4;
 constexpr uint32_t X_AT = 2 * D_STATE, Z_AT = X_AT + COLUMNS, NUMBERS = Z_AT + COLUMNS;
 constexpr uint32_t FOURS = TILE * NUMBERS / 4;
 constexpr uint32_t FOURS_EACH = (FOURS + SCAN_THREADS - 1) / SCAN_THREADS;
