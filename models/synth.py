@@ -455,11 +455,12 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
     sharp = 1.5 / math.sqrt(scale)
     gain = {"attn_q": sharp, "attn_k": sharp, "attn_output": share, "ffn_down": share / 0.6}
     gain["ssm_out"] = gain["ffn_down"]
-    # Norms stand before it; and squares of what is positive are larger.
+    # Norms stand before it; and squares of what is positive are larger, with a mean that is the
+    # same for all tokens.
     if shape.mamba2:
         gain["ssm_out"] = share
     if shape.is_nemotron_h:
-        gain["ffn_down"] = share / 1.2
+        gain["ffn_down"] = share / 2.4
     gain["ffn_latent_up"] = share
     if shape.fused_qkv:
         gain |= {"attn_qkv": sharp, "attn_output": share / sharp}

@@ -2,6 +2,8 @@
 // of its own.
 //
 // variant.cuh: N_HEAD, N_GROUP, HEAD_DIM, D_STATE, COLUMNS.
+#include "kv.cuh"
+#include "math.cuh"
 #include "variant.cuh"
 #include "mamba2.cuh"
 

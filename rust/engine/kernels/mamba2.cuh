@@ -6,8 +6,6 @@
 //
 // Behind variant.cuh: N_HEAD, N_GROUP, HEAD_DIM, D_STATE, COLUMNS.
 #pragma once
-#include "kv.cuh"
-#include "math.cuh"
 #include "matrix.cuh"
 
 constexpr uint32_t INNER = N_HEAD * HEAD_DIM;

@@ -5,6 +5,8 @@
 //                  scan's own update of the same numbers, so the bits are those of steps of one row
 //
 // variant.cuh: N_HEAD, N_GROUP, HEAD_DIM, D_STATE, COLUMNS, MOST_ROWS of a round.
+#include "kv.cuh"
+#include "math.cuh"
 #include "variant.cuh"
 #include "mamba2.cuh"
 
