@@ -60,6 +60,7 @@ ADDED = {
     "ssm_out",
     "out_proj",
     "proj",
+    "ffn_latent_up",
 }
 
 #: Numbers of `pooling_type`.
@@ -278,7 +279,11 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         f"{a}.rope.freq_base": gguf_io.f32(shape.rope_base),
         f"{a}.vocab_size": gguf_io.u32(shape.n_vocab),
     }
-    if shape.n_ff:
+    if shape.is_nemotron_h:
+        out[f"{a}.feed_forward_length"] = gguf_io.i32s(map(shape.ff, range(shape.n_layer)))
+        # Of the norm behind layers that guess further tokens.
+        out[f"{a}.attention.layer_norm_epsilon"] = gguf_io.f32(shape.eps)
+    elif shape.n_ff:
         out[f"{a}.feed_forward_length"] = gguf_io.u32(shape.n_ff)
     if shape.window:
         out[f"{a}.attention.sliding_window"] = gguf_io.u32(shape.window)
@@ -314,7 +319,7 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         out[f"{a}.expert_gating_func"] = gguf_io.u32(2)
     if shape.conv:
         out[f"{a}.shortconv.l_cache"] = gguf_io.u32(shape.conv)
-    if a in ("glm4moe", "laguna"):
+    if a in ("glm4moe", "laguna", "nemotron_h_moe"):
         out[f"{a}.expert_weights_norm"] = gguf_io.boolean(True)
     if a == "glm4moe":
         out[f"{a}.expert_shared_count"] = gguf_io.u32(shape.n_ff_shared // shape.n_ff_exp)
@@ -337,6 +342,19 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
             # Sections of the rotation, in pairs; text turns all of them alike.
             f"{a}.rope.dimension_sections": gguf_io.i32s(_sections(shape)),
         }
+    if mamba2 := shape.mamba2:
+        out |= {
+            f"{a}.ssm.conv_kernel": gguf_io.u32(mamba2["conv"]),
+            f"{a}.ssm.state_size": gguf_io.u32(mamba2["d_state"]),
+            f"{a}.ssm.group_count": gguf_io.u32(mamba2["n_group"]),
+            f"{a}.ssm.time_step_rank": gguf_io.u32(mamba2["n_head"]),
+            f"{a}.ssm.inner_size": gguf_io.u32(mamba2["n_head"] * mamba2["head_dim"]),
+        }
+    if shape.n_latent:
+        out[f"{a}.moe_latent_size"] = gguf_io.u32(shape.n_latent)
+    if a == "granitehybrid":
+        # No layer rotates.
+        out[f"{a}.rope.scaling.finetuned"] = gguf_io.boolean(False)
     if shape.n_layer_nextn:
         out[f"{a}.nextn_predict_layers"] = gguf_io.u32(shape.n_layer_nextn)
     scaling = shape.rope_scaling
@@ -359,8 +377,8 @@ def _heads(shape: Shape) -> bytes:
 
 
 def _kv_heads(shape: Shape) -> bytes:
-    """One number, or one a layer where some have no heads of keys: they convolve."""
-    if not shape.conv:
+    """One number, or one a layer where some have no heads of keys: they do not attend."""
+    if not (shape.conv or shape.mamba2):
         return gguf_io.u32(shape.n_head_kv)
     heads = [shape.n_head_kv if shape.attends(layer) else 0 for layer in range(shape.n_layer)]
     return gguf_io.i32s(heads)
@@ -422,6 +440,8 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
     if part == "ffn_gate_inp":
         # Gemma 4 divides what it multiplies by sqrt(n_embd).
         return ROUTER if shape.arch == "gemma4" else ROUTER / math.sqrt(cols)
+    if part == "ffn_down_exps" and shape.n_latent:
+        return 1.0 / math.sqrt(cols)
     if part in ("ffn_down_exps", "ffn_down_shexp"):
         part = "ffn_down"
     # Read from rows that no norm has made small, and told by another embedding.
@@ -435,6 +455,13 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
     sharp = 1.5 / math.sqrt(scale)
     gain = {"attn_q": sharp, "attn_k": sharp, "attn_output": share, "ffn_down": share / 0.6}
     gain["ssm_out"] = gain["ffn_down"]
+    # Norms stand before it; and squares of what is positive are larger, with a mean that is the
+    # same for all tokens.
+    if shape.mamba2:
+        gain["ssm_out"] = share
+    if shape.is_nemotron_h:
+        gain["ffn_down"] = share / 2.4
+    gain["ffn_latent_up"] = share
     if shape.fused_qkv:
         gain |= {"attn_qkv": sharp, "attn_output": share / sharp}
     # Between them stand a product of two numbers, three factors near 1 each, and another product.
@@ -532,8 +559,8 @@ def write(
                 data = _known(shape, kind, rows[tensor.name], quiet, seed, first, count)
             elif known and tensor.name.endswith("nextn.eh_proj.weight"):
                 data = _first_half(shape, kind, first, count)
-            elif len(tensor.shape) == 1:
-                values = _vector(shape, tensor.name, tensor.shape[0], rng)
+            elif _is_vector(tensor):
+                values = _vector(shape, tensor.name, math.prod(tensor.shape), rng)
                 if known and tensor.name.endswith(".bias") and _part(tensor.name) in ADDED:
                     values[:] = 0
                 data = values.view(np.uint8)
@@ -545,8 +572,8 @@ def write(
         jobs = []
         for index, (tensor, kind) in enumerate(placed):
             blocks = tensor.n_bytes // kind.size
-            step = PORTION // kind.size if len(tensor.shape) > 1 else blocks
-            if tensor.name in rows or (known and len(tensor.shape) > 1):
+            step = blocks if _is_vector(tensor) else PORTION // kind.size
+            if tensor.name in rows or (known and not _is_vector(tensor)):
                 per_row = tensor.shape[0] // kind.elems
                 step = max(step // per_row, 1) * per_row
             jobs += [(index, at, min(step, blocks - at)) for at in range(0, blocks, step)]
@@ -606,6 +633,12 @@ def _write_frame(file: BinaryIO, keys: dict[str, bytes], placed: Placed) -> tupl
     end = start + tensors[-1].offset + tensors[-1].n_bytes
     file.truncate(end)
     return start, end
+
+
+def _is_vector(tensor: gguf_io.Tensor) -> bool:
+    """Whether its numbers are no factors of a sum; files have some of these as rows of a matrix."""
+    named = tensor.name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight"))
+    return named or len(tensor.shape) == 1
 
 
 def _matrix(

@@ -2,6 +2,7 @@
 // COLUMNS columns of a head's state in registers; a warp has eight columns, and four chains of each:
 // lane = chain * 8 + column. Behind variant.cuh: N_HEAD, N_HEAD_K, GROUPED, HEAD_DIM, COLUMNS, ROOT.
 #pragma once
+#include "matrix.cuh"
 #include "norm.cuh"
 
 constexpr uint32_t CHAINS = 4;
@@ -52,9 +53,6 @@ DEVICE float chains_sum(float y) {
     y = add_rn(y, __shfl_xor_sync(FULL_WARP, y, 8));
     return add_rn(y, __shfl_xor_sync(FULL_WARP, y, 16));
 }
-
-// A number of the state behind a row.
-DEVICE float updated(float s, float k, float w, float g) { return fma_rn(k, w, mul_rn(g, s)); }
 
 // Brings the lane's chain of a column forward by a row with these gates and value, and gives what the row
 // has of the column; `w` is then what the update has of it.

@@ -6,18 +6,19 @@
 // a run begins in is the only one that reads the run's state, so it computes the run's first KEPT rows
 // even where they lie in the next tile, and then replaces the state. In a step each row is a run.
 //
-// variant.cuh: CHANNELS, TAPS, SILU, GATES, ROWS.
+// variant.cuh: CHANNELS, TAPS, SILU, GATES, HAS_BIAS, ROW (values of a row of x), FIRST (the first of those
+// that are convolved), ROWS.
 #include "kv.cuh"
 #include "math.cuh"
 #include "variant.cuh"
 
 constexpr uint32_t KEPT = TAPS - 1;
-constexpr uint32_t ROW = GATES ? 3 * CHANNELS : CHANNELS;
 static_assert(ROWS == 1 || ROWS >= KEPT, "rows left to the tile before reach no further");
 
 struct Params {
     const float* x;       // [m][ROW]
     const float* weight;  // [CHANNELS][TAPS]
+    const float* bias;    // [CHANNELS], or null
     float* state;         // [n_slots][KEPT][CHANNELS], the oldest first
     float* out;           // [m][CHANNELS]
     const uint32_t* positions;  // [m]
@@ -28,7 +29,7 @@ struct Params {
 
 // What the convolution is of.
 DEVICE float input(const Params& p, uint32_t m, uint32_t c) {
-    const float* x = p.x + static_cast<uint64_t>(m) * ROW + c;
+    const float* x = p.x + static_cast<uint64_t>(m) * ROW + FIRST + c;
     const float b = load_relaxed_f32(x);
     return GATES ? mul_rn(b, load_relaxed_f32(x + 2 * CHANNELS)) : b;
 }
@@ -56,6 +57,7 @@ KERNEL(short_conv, Params) {
     const uint32_t c = is_channel ? thread : CHANNELS - 1;
     delay_block();
     float weight[TAPS], last[TAPS];
+    const float bias = HAS_BIAS ? p.bias[c] : 0.0f;
 #pragma unroll
     for (uint32_t j = 0; j < TAPS; j++) weight[j] = p.weight[c * TAPS + j];
     const uint32_t first = blockIdx.y * ROWS;
@@ -86,11 +88,11 @@ KERNEL(short_conv, Params) {
     };
     auto take = [&](uint32_t m, float newest, bool is_other_tiles) {
         last[KEPT] = newest;
-        float y = 0.0f;
+        float y = bias;
 #pragma unroll
         for (uint32_t j = 0; j < TAPS; j++) y = fma_rn(weight[j], last[j], y);
         if (SILU) y = mul_rn(y, sigmoid_f32(y));
-        if (GATES) y = mul_rn(y, load_relaxed_f32(p.x + static_cast<uint64_t>(m) * ROW + CHANNELS + c));
+        if (GATES) y = mul_rn(y, load_relaxed_f32(p.x + static_cast<uint64_t>(m) * ROW + FIRST + CHANNELS + c));
         if (is_channel && !is_other_tiles) {
             p.out[static_cast<uint64_t>(m) * CHANNELS + c] = slot < p.n_slots ? y : 0.0f;
         }

@@ -4,6 +4,7 @@
 #![deny(clippy::arithmetic_side_effects, clippy::panic)]
 
 mod delta;
+mod mamba2;
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -14,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::gguf::{shown, Array, Gguf, TensorInfo, Value};
 use crate::quant::QuantType;
 pub use delta::DeltaConfig;
+pub use mamba2::Mamba2Config;
 
 /// Most experts of a layer: more than any published model has, and few enough that a warp chooses
 /// among them.
@@ -119,6 +121,8 @@ pub struct Experts {
     pub n_used: usize,
     /// Width of one expert.
     pub n_ff: usize,
+    /// Width of what experts multiply, where that is not the rows'.
+    pub n_latent: Option<usize>,
     /// Width of the expert that every row goes to, where there is one.
     pub n_ff_shared: Option<usize>,
     /// Experts that every row goes to, where a family counts them: as wide as all of them are together.
@@ -183,14 +187,14 @@ pub struct Config {
     pub n_embd: usize,
     /// Width of a feed-forward part that is no expert's, the most of any layer; 0 where the file has none.
     pub n_ff: usize,
-    /// By layer.
+    /// By layer; 0 where it has none.
     pub n_ff_of: Vec<usize>,
     /// The most of any layer, as the next.
     pub n_head: usize,
     pub n_head_kv: usize,
     /// By layer.
     pub n_head_of: Vec<usize>,
-    /// By layer; 0 where a short convolution stands in the place of attention.
+    /// By layer; 0 where something else stands in the place of attention.
     pub n_head_kv_of: Vec<usize>,
     /// Width of one attention head (keys and values alike).
     pub head_dim: usize,
@@ -218,6 +222,7 @@ pub struct Config {
     /// Layers behind `n_layer` that guess further tokens; no pass runs them.
     pub n_layer_nextn: usize,
     pub delta: Option<DeltaConfig>,
+    pub mamba2: Option<Mamba2Config>,
     /// Tokens that a short convolution sees.
     pub conv_taps: Option<usize>,
     /// The base in layers with a window, where they have one of their own.
@@ -443,7 +448,9 @@ impl Config {
         let n_embd = need_uint!("embedding_length", 1..=MOST);
         let has_experts = keys.uint("expert_count", 0..=MOST_EXPERTS)? > Some(0)
             && keys.uint("expert_feed_forward_length", 1..=MOST)?.is_some();
-        let n_ff_of = match keys.by_layer("feed_forward_length", 1..=MOST, n_layer)? {
+        let has_mamba2 = Self::has_mamba2(arch);
+        let least = usize::from(!has_mamba2);
+        let n_ff_of = match keys.by_layer("feed_forward_length", least..=MOST, n_layer)? {
             None if has_experts => vec![0; n_layer],
             found => keys.need("feed_forward_length", found, &format!("1 to {MOST}"))?,
         };
@@ -452,7 +459,7 @@ impl Config {
         let n_head_of = keys.need("attention.head_count", n_head_of, "1 to 4096")?;
         let n_head = n_head_of.iter().copied().max().unwrap_or(1);
         let conv_taps = keys.uint("shortconv.l_cache", 2..=16)?;
-        let least = usize::from(conv_taps.is_none());
+        let least = usize::from(conv_taps.is_none() && !has_mamba2);
         let n_head_kv_of = keys
             .by_layer("attention.head_count_kv", least..=n_head, n_layer)?
             .unwrap_or_else(|| vec![n_head; n_layer]);
@@ -569,6 +576,7 @@ impl Config {
             temperature: Self::temperature(&keys, n_ctx_train)?,
             n_layer_nextn,
             delta: Self::delta(&keys, n_layer)?,
+            mamba2: Self::mamba2(&keys)?,
             conv_taps,
             rope_base_window: keys.float("rope.freq_base_swa", bases)?,
             rope_finetuned: gguf.get_bool(&finetuned)?.unwrap_or(true),
@@ -670,6 +678,9 @@ impl Config {
             n_expert,
             n_used,
             n_ff,
+            n_latent: keys
+                .uint("moe_latent_size", 0..=1 << 20)?
+                .filter(|n| *n > 0),
             n_ff_shared: shared.filter(|n| *n > 0),
             n_shared: keys.uint("expert_shared_count", 0..=64)?.unwrap_or(0),
             renormalizes: keys.gguf.get_bool(&renormalizes)?.unwrap_or(false),

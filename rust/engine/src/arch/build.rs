@@ -3,7 +3,7 @@
 
 mod experts;
 
-pub use experts::Router;
+pub use experts::{Choice, Router};
 
 use crate::config::{Config, RopeScaling};
 use crate::error::{Error, Result};

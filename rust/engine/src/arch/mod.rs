@@ -18,13 +18,16 @@ mod glm4;
 mod glm4moe;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
 mod hunyuan_dense;
 mod laguna;
 mod lfm2;
 mod lfm2moe;
 mod llama;
+mod mamba2;
 mod mistral3;
 mod muse_glimmer;
+mod nemotron_h;
 mod nextn;
 mod nomic_bert;
 mod olmo2;
@@ -204,6 +207,23 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "laguna",
         experts: true,
         plan: laguna::plan,
+    },
+    // Nemotron Nano 9B and 12B v2 call themselves so too.
+    Architecture {
+        name: "nemotron_h",
+        experts: false,
+        plan: nemotron_h::plan,
+    },
+    Architecture {
+        name: "nemotron_h_moe",
+        experts: true,
+        plan: nemotron_h::plan,
+    },
+    // Granite 4 H.
+    Architecture {
+        name: "granitehybrid",
+        experts: true,
+        plan: granite_hybrid::plan,
     },
     Architecture {
         name: "bert",

@@ -1,7 +1,9 @@
 //! The plan: a model as data. A straight list of [`Op`]s over named, sized buffers; an architecture
 //! writes it, a backend interprets or lowers it, nothing else knows the model.
 
+mod attributes;
 pub mod fuse;
+mod mamba2;
 mod op;
 pub mod parts;
 #[allow(clippy::module_inception)]
@@ -12,7 +14,9 @@ pub mod sketch;
 #[cfg(test)]
 mod tests;
 
-pub use op::{Gating, Norm, Op, RopeStyle, TableRow, ARITHMETIC};
+pub use attributes::{Norm, RopeStyle, RowPart, TableRow};
+pub use mamba2::Mamba2;
+pub use op::{Gating, Op, ARITHMETIC};
 pub use plan::{
     Buffer, BufferId, Drafter, Hidden, KvShape, LongFactors, Plan, RopeTable, Rows, State, StateId,
     Temperature, Weight, WeightId,

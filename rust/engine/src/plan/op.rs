@@ -3,39 +3,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::attributes::{Norm, RopeStyle, RowPart, TableRow};
 use super::signature::{
     Access, CacheUse, Constant, Operand, Over, Parts, Role, Rotation, Signature, StateUse, Used,
     Width,
 };
-use super::{BufferId, StateId, WeightId};
-
-/// Which two values of a head are rotated together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RopeStyle {
-    /// `2i` and `2i + 1`.
-    Interleaved,
-    /// `i` and `i + rope_dim / 2`.
-    Halves,
-}
-
-impl RopeStyle {
-    /// In listings.
-    pub fn name(self) -> &'static str {
-        match self {
-            RopeStyle::Interleaved => "interleaved",
-            RopeStyle::Halves => "halves",
-        }
-    }
-}
-
-/// An RMSNorm over whole rows, where it is part of a product.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Norm {
-    /// A vector as long as the rows.
-    pub weight: WeightId,
-    pub eps: f32,
-}
+use super::{BufferId, Mamba2, StateId, WeightId};
 
 /// The default of factors: 1 changes nothing.
 fn one() -> f32 {
@@ -59,16 +32,6 @@ pub enum Gating {
     SelectedSoftmax,
 }
 
-/// Which row of a table is added.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TableRow {
-    /// The first, to every row alike.
-    First,
-    /// The one of the row's position.
-    Position,
-}
-
 /// Counts up with every change of a bit that a definition below states: what was computed by another
 /// arithmetic, and kept, is not read.
 pub const ARITHMETIC: u32 = 2;
@@ -86,7 +49,8 @@ pub enum Op {
         scale: f32,
     },
     /// `out[r][g] = x[r][g] / sqrt(mean(x[r][g]^2) + eps) * weight`, for each group `g` of `group`
-    /// consecutive values; `weight` has `group` values, all 1 where there is none. The sum of the squares: of every 256 values
+    /// consecutive values; `weight` has `group` values, or as many as a row has, of which each group takes its
+    /// own; all 1 where there is none. The sum of the squares: of every 256 values
     /// in turn, the last ones padded with zeros, 32 chains of 8 consecutive values, each by fused
     /// multiply-adds from zero; the chains folded in halves, 16, 8, 4, 2, 1; then these sums in
     /// order. Then `f = 1 / sqrt(sum / group + eps)`, NaN where the sum is infinite, and
@@ -307,13 +271,20 @@ pub enum Op {
     /// touches no state, and what it gives is no number of any sequence.
     ///
     /// Here it is the last `taps - 1` inputs, `[taps - 1][channels]`, the oldest first.
+    ///
+    /// With a `bias` the sum is from `bias[c]` instead of +0. With a `part`, the inputs are those of
+    /// `x[r]` from its `first` on, of `of` values.
     ShortConv {
         x: BufferId,
         weight: WeightId,
+        #[serde(default)]
+        bias: Option<WeightId>,
         state: StateId,
         out: BufferId,
         taps: usize,
         silu: bool,
+        #[serde(default)]
+        part: Option<RowPart>,
     },
     /// A short convolution between two gates. `x[r]` has three parts as wide as `out`, `b`, `c` and `u`:
     /// `out[r] = c * y`, `y` the convolution of [`Op::ShortConv`] of the products `b * u`, each of which
@@ -356,6 +327,8 @@ pub enum Op {
         head_dim: usize,
         eps: f32,
     },
+    /// [`Mamba2`] states it.
+    Mamba2(Mamba2),
     /// `out[r] = gelu(gate[r]) * up[r]`, with the form of `gelu` by tanh, `g / 2 (1 + tanh(u))` of
     /// `u = sqrt(2/pi) (g + 0.044715 g^3)`, which is `g / (1 + exp(-2u))`. As
     /// `(gate (t / (1 + e))) up` with `z = gate fma(gate gate, b, a)`, `a = float(sqrt(8/pi))` and
@@ -380,6 +353,8 @@ pub enum Op {
     /// `q = (t p) e`, which is `Phi(-b)`; then `x q` for x below 0, else `fma(-x, q, x)`. NaN of what is
     /// infinite.
     Gelu { x: BufferId },
+    /// `x[r] = max(x[r], 0)^2`, in place, rounded; NaN of what is infinite.
+    ReluSquared { x: BufferId },
     /// `x[r] = x[r] * factor`, in place, rounded.
     Scale { x: BufferId, factor: f32 },
     /// `x[r] = x[r] * weight[0]`, in place, rounded: the factor is a tensor of one number.
@@ -592,15 +567,29 @@ impl Op {
             Op::ShortConv {
                 x,
                 weight,
+                bias,
                 state,
                 out,
                 taps,
                 silu,
+                part,
             } => Signature {
-                weights: vec![used(weight, Role::Taps(taps))],
+                weights: [
+                    Some(used(weight, Role::Taps(taps))),
+                    bias.map(|id| used(id, Role::Shift)),
+                ]
+                .into_iter()
+                .flatten()
+                .collect(),
+                parts: part.map_or(Parts::Whole, |RowPart { first, of }| Parts::Sliced {
+                    n: 1,
+                    first,
+                    of,
+                }),
                 state: Some(StateUse {
                     id: state,
                     per_value: taps.saturating_sub(1),
+                    head_dim: None,
                 }),
                 ..Signature::new(
                     if silu {
@@ -609,7 +598,10 @@ impl Op {
                         "short_conv"
                     },
                     Over::Batch,
-                    vec![read(x), write(out)],
+                    vec![
+                        read(x).wide(part.map_or(Width::Row, |part| Width::Of(part.of))),
+                        write(out),
+                    ],
                 )
             },
             Op::GatedConv {
@@ -623,6 +615,7 @@ impl Op {
                 state: Some(StateUse {
                     id: state,
                     per_value: taps.saturating_sub(1),
+                    head_dim: None,
                 }),
                 ..Signature::new(
                     "gated_conv",
@@ -659,6 +652,7 @@ impl Op {
                     state: Some(StateUse {
                         id: state,
                         per_value: head_dim,
+                        head_dim: Some(head_dim),
                     }),
                     constant: Some(Constant::Epsilon(eps)),
                     ..Signature::new(
@@ -677,6 +671,8 @@ impl Op {
                 Signature::new("clamped_swiglu", Over::Buffers, buffers)
             }
             Op::Gelu { x } => Signature::new("gelu", Over::Buffers, vec![update(x)]),
+            Op::ReluSquared { x } => Signature::new("relu_squared", Over::Buffers, vec![update(x)]),
+            Op::Mamba2(ref op) => op.signature(),
             Op::Scale { x, factor } => Signature {
                 constant: Some(Constant::Scale(factor)),
                 ..Signature::new("scale", Over::Buffers, vec![update(x)])

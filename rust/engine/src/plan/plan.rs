@@ -343,7 +343,7 @@ impl Plan {
     }
 
     /// By state, how many numbers of a row bring it forward by that row: of a convolution its input, of the
-    /// delta rule `K`, `w` and `g` of each head. Backends keep them of rows that may turn out not to count.
+    /// delta rule `K`, `w` and `g` of each head, of Mamba-2 `B`, `u` and `g`. Backends keep them of rows that may turn out not to count.
     pub fn kept_widths(&self) -> Vec<usize> {
         let mut widths = vec![0; self.states.len()];
         for op in &self.ops {
@@ -360,6 +360,10 @@ impl Plan {
                         .saturating_mul(2)
                         .saturating_add(n_head),
                 ),
+                Op::Mamba2(ref op) => {
+                    let of_head = op.d_state.saturating_add(op.head_dim).saturating_add(1);
+                    (op.state, op.n_head.saturating_mul(of_head))
+                }
                 _ => continue,
             };
             widths[state.0] = width;

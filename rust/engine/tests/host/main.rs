@@ -11,6 +11,7 @@ mod held;
 mod hostile;
 mod info;
 mod load;
+mod mamba2;
 mod mutate;
 mod open;
 mod smoke;

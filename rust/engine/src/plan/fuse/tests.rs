@@ -4,6 +4,7 @@ use super::rule::{stands_for, Match, Site};
 use super::*;
 use crate::plan::sketch::{self as s, id, norm_of, weight_id};
 use crate::plan::RopeStyle::{self, Halves, Interleaved};
+use crate::plan::RowPart;
 use proptest::prelude::*;
 
 const X: BufferId = BufferId(0);
@@ -366,6 +367,26 @@ fn a_convolution_is_joined_with_the_rule_that_alone_reads_it() {
     assert_eq!(of(false, A, &[]), [1, 1]);
     assert_eq!(of(true, B, &[]), [1, 1]);
     assert_eq!(of(true, A, &[s::scale(A, 2.0)]), [1; 3]);
+    // Nor one from a bias, or of a part of a row: these are Mamba-2's.
+    let mut biased = s::short_conv(X, A, true);
+    if let Op::ShortConv { bias, .. } = &mut biased {
+        *bias = Some(weight_id("norm"));
+    }
+    assert_eq!(counts(&[biased, s::delta_net(A, id("rule"))]), [1, 1]);
+    let mut parted = s::short_conv(id("both"), A, true);
+    if let Op::ShortConv { part, .. } = &mut parted {
+        *part = Some(RowPart { first: 64, of: 256 });
+    }
+    assert_eq!(counts(&[parted, s::delta_net(A, id("rule"))]), [1, 1]);
+}
+
+#[test]
+fn norms_of_groups_with_weights_of_their_own_are_joined_with_nothing() {
+    let norm = |out, group| s::norm(A, Some(weight_id("norm")), out, group);
+    assert_eq!(counts(&[norm(B, 64), s::add(B, SUM)]), [2]);
+    assert_eq!(counts(&[norm(B, 32), s::add(B, SUM)]), [1, 1]);
+    let gate = s::swiglu([C, B, SUM]);
+    assert_eq!(counts(&[norm(B, 32), gate]), [1, 1]);
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod fit;
 mod gate;
 pub mod layout;
 pub mod lowering;
+mod mamba2;
 mod matmul;
 mod matvec;
 mod matvec_floats;

@@ -3,20 +3,23 @@
 //! are of rounds.rs.
 
 use super::lowering::{Lowering, Pass, Path};
+use super::mamba2;
 use super::params::CONSTANTS;
 use super::shape::MOST_TICKETS;
 use crate::backend::cuda::driver::source::{constants, shared, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Op, StateId};
+use crate::plan::{BufferId, Op, Plan, RowPart, StateId, WeightId};
 
 shared! {
     /// short_conv.cu
     pub struct ShortConv = "Params" {
-        /// `[m][CHANNELS]` f32, with gates `[m][3][CHANNELS]`.
+        /// `[m][ROW]` f32.
         pub x: u64,
         /// `[CHANNELS][TAPS]` f32.
         pub weight: u64,
+        /// `[CHANNELS]` f32, or 0.
+        pub bias: u64,
         /// `[n_slots][TAPS - 1][CHANNELS]` f32.
         pub state: u64,
         /// `[m][CHANNELS]` f32.
@@ -69,7 +72,13 @@ static DELTA_PROMPT: Source = source!("delta_prompt.cu", CONSTANTS, DeltaPrompt)
 constants! {
     /// short_conv.cu
     struct ShortConvVariant in SHORT_CONV {
-        channels: uint32_t, taps: uint32_t, silu: int, gates: int, rows: uint32_t,
+        shape: ConvConstants, rows: uint32_t,
+    }
+
+    /// short_conv.cu, conv_round.cu
+    pub struct ConvConstants {
+        pub channels: uint32_t, taps: uint32_t, silu: int, gates: int, has_bias: bool, row: uint32_t,
+        first: uint32_t,
     }
 
     /// delta_net.cu
@@ -101,6 +110,12 @@ const PRODUCERS: usize = 128;
 const HEAD_MULTIPLE: usize = 16;
 const MOST_HEAD_DIM: usize = 256;
 
+/// How many rows the first block takes, those of prompts, each behind it one; and how many blocks share the rows.
+fn blocks(pass: &Pass) -> (u32, u32) {
+    let first = pass.prompt_rows().max(1);
+    (first as u32, (1 + pass.rows - first) as u32)
+}
+
 /// The launch of one such op.
 ///
 /// # Errors
@@ -109,16 +124,19 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
     if let Op::DeltaNet { .. } = op {
         return delta_net(l, None, op, pass);
     }
+    if let Op::Mamba2(op) = op {
+        return mamba2::spec(l, op, pass, blocks(pass));
+    }
     let conv = convolution(l, op)?;
     let rows = match pass.one_row_per_sequence() {
         true => 1,
         // A thread computes the first rows of a sequence, which need its state.
-        false => TILE_ROWS.max(conv.taps),
+        false => TILE_ROWS.max(conv.shape.taps),
     };
-    let channels = l.plan.buffer(conv.out).width;
     let params = ShortConv {
         x: l.address(conv.x),
         weight: conv.at.weight,
+        bias: l.vector(conv.bias)?,
         state: conv.at.state,
         out: l.address(conv.out),
         positions: pass.inputs.positions,
@@ -126,18 +144,13 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
         n_slots: l.n_slots as u32,
         m: pass.rows as u32,
     };
-    let variant = ShortConvVariant {
-        channels,
-        taps: conv.taps,
-        silu: usize::from(conv.silu),
-        gates: usize::from(matches!(op, Op::GatedConv { .. })),
-        rows,
-    };
     let grid = [
-        (channels as u32).div_ceil(THREADS),
+        (conv.shape.channels as u32).div_ceil(THREADS),
         pass.rows.div_ceil(rows) as u32,
         1,
     ];
+    let shape = conv.shape;
+    let variant = ShortConvVariant { shape, rows };
     let mut spec = Spec::new(variant, "short_conv", grid, THREADS, &params);
     spec.label = format!("short_conv {}", l.plan.states[conv.state.0].name);
     Ok(spec)
@@ -164,13 +177,13 @@ pub fn convolved(l: &Lowering, conv: &Op, rule: &Op, pass: &Pass) -> Result<Opti
         .transpose()
 }
 
-/// A convolution: what it reads, in how many taps, and where its kernel finds the rest.
+/// A convolution: what it reads and writes, its shape, and where its kernel finds the rest.
 pub struct Conv {
     pub x: BufferId,
     pub out: BufferId,
+    pub bias: Option<WeightId>,
     state: StateId,
-    taps: usize,
-    silu: bool,
+    pub shape: ConvConstants,
     pub at: Convolution,
 }
 
@@ -182,24 +195,18 @@ pub fn no_state(op: &Op) -> Error {
 /// # Errors
 /// [`Error::Internal`] of another op.
 pub fn convolution(l: &Lowering, op: &Op) -> Result<Conv> {
-    let (x, weight, state, out, taps, silu) = match *op {
+    let (x, weight, bias, out) = match *op {
         Op::ShortConv {
             x,
             weight,
-            state,
+            bias,
             out,
-            taps,
-            silu,
-        } => (x, weight, state, out, taps, silu),
-        Op::GatedConv {
-            x,
-            weight,
-            state,
-            out,
-            taps,
-        } => (x, weight, state, out, taps, false),
+            ..
+        } => (x, weight, bias, out),
+        Op::GatedConv { x, weight, out, .. } => (x, weight, None, out),
         _ => return Err(no_state(op)),
     };
+    let (shape, state) = conv_constants(&l.plan, op).ok_or_else(|| no_state(op))?;
     let at = Convolution {
         weight: l.vector(Some(weight))?,
         state: l.at.states[state.0],
@@ -208,11 +215,46 @@ pub fn convolution(l: &Lowering, op: &Op) -> Result<Conv> {
     Ok(Conv {
         x,
         out,
+        bias,
         state,
-        taps,
-        silu,
+        shape,
         at,
     })
+}
+
+/// The shape of a convolution, and its state.
+pub fn conv_constants(plan: &Plan, op: &Op) -> Option<(ConvConstants, StateId)> {
+    let (out, state, taps, silu, bias, part, gates) = match *op {
+        Op::ShortConv {
+            out,
+            state,
+            taps,
+            silu,
+            bias,
+            part,
+            ..
+        } => (out, state, taps, silu, bias, part, false),
+        Op::GatedConv {
+            out, state, taps, ..
+        } => (out, state, taps, false, None, None, true),
+        _ => return None,
+    };
+    let channels = plan.buffer(out).width;
+    let whole = RowPart {
+        first: 0,
+        of: if gates { 3 * channels } else { channels },
+    };
+    let RowPart { first, of } = part.unwrap_or(whole);
+    let shape = ConvConstants {
+        channels,
+        taps,
+        silu: usize::from(silu),
+        gates: usize::from(gates),
+        has_bias: bias.is_some(),
+        row: of,
+        first,
+    };
+    Some((shape, state))
 }
 
 /// How many columns of a state a block takes of a step or round.
@@ -304,7 +346,7 @@ fn delta_net(l: &Lowering, conv: Option<&Op>, op: &Op, pass: &Pass) -> Result<Sp
             grouped,
             head_dim,
             columns,
-            taps: conv.as_ref().map_or(1, |conv| conv.taps),
+            taps: conv.as_ref().map_or(1, |conv| conv.shape.taps),
             convolves: conv.is_some(),
             root,
         };
@@ -326,8 +368,7 @@ fn delta_net(l: &Lowering, conv: Option<&Op>, op: &Op, pass: &Pass) -> Result<Sp
             columns,
             root,
         };
-        // Rows that may be neighbours in a sequence are the first block's, each behind it has a block.
-        let first = pass.prompt_rows();
+        let (first, blocks) = blocks(pass);
         let params = DeltaPrompt {
             qkv: params.qkv,
             alpha: params.alpha,
@@ -340,14 +381,10 @@ fn delta_net(l: &Lowering, conv: Option<&Op>, op: &Op, pass: &Pass) -> Result<Sp
             slots: params.slots,
             eps: params.eps,
             n_slots: params.n_slots,
-            first: first as u32,
+            first,
             unused: 0,
         };
-        let grid = [
-            (n_head * (head_dim / columns)) as u32,
-            (1 + pass.rows - first) as u32,
-            1,
-        ];
+        let grid = [(n_head * (head_dim / columns)) as u32, blocks, 1];
         Spec::new(
             variant,
             "delta_prompt",
