@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onegraph import _native
 
+from support.oracles import unigram
+
 Doubles = NDArray[np.float64]
 
 #: Numbers of `pooling_type`.
@@ -40,13 +42,16 @@ class Shape:
     n_types: int = 2
     eps: float = 1e-12
     arch: str = "bert"
+    unigram: bool = False
 
 
-#: The second has rows and heads that are no multiples of what kernels like.
+#: The second has rows and heads that are no multiples of what kernels like, the last the tokenizer
+#: and the one type of bge-m3.
 SHAPES = {
     "bert": Shape(256, 512, 4),
     "odd": Shape(96, 160, 3, n_layer=3, n_types=0, eps=1e-5),
     "nomic-bert": Shape(256, 512, 4, arch="nomic-bert"),
+    "xlm-r": Shape(256, 512, 4, n_types=1, eps=1e-5, unigram=True),
 }
 
 WORDS = ["the", "tea", "cup", "of", "sky", "is", "blue", "why", "naive", "rain", "日", "本"]
@@ -58,6 +63,29 @@ def vocabulary() -> list[str]:
     more = [*string.ascii_lowercase, *string.digits, "ing", "ea", "##"]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     return [*special, *(f"▁{text}" for text in alone), *more]
+
+
+def _unigram(writer: gguf.GGUFWriter) -> list[str]:
+    """Adds XLM-R's kind of vocabulary; between two texts stand two of its separators."""
+    data = unigram()
+    writer.add_tokenizer_model(data["model"])
+    writer.add_tokenizer_pre(data["pre"])
+    writer.add_token_list(data["tokens"])
+    writer.add_token_scores(data["scores"])
+    writer.add_token_types(data["token_type"])
+    writer.add_precompiled_charsmap(data["precompiled_charsmap"])
+    writer.add_add_space_prefix(True)
+    writer.add_remove_extra_whitespaces(True)
+    writer.add_bos_token_id(0)
+    writer.add_pad_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_sep_token_id(2)
+    writer.add_unk_token_id(3)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(True)
+    writer.add_add_sep_token(True)
+    tokens: list[str] = data["tokens"]
+    return tokens
 
 
 def write(
@@ -81,16 +109,19 @@ def write(
         writer.add_pooling_type(gguf.PoolingType(POOLING[pooling]))
     for key, value in keys.items():
         writer.add_key_value(key.replace("__", "."), value, gguf.GGUFValueType.get_type(value))
-    tokens = vocabulary()
-    writer.add_tokenizer_model("bert")
-    writer.add_tokenizer_pre("jina-v2-en")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if text[0] == "[" and len(text) > 2 else 1 for text in tokens])
-    writer.add_unk_token_id(1)
-    writer.add_bos_token_id(2)
-    writer.add_sep_token_id(3)
-    writer.add_pad_token_id(0)
-    writer.add_mask_token_id(4)
+    if shape.unigram:
+        tokens = _unigram(writer)
+    else:
+        tokens = vocabulary()
+        writer.add_tokenizer_model("bert")
+        writer.add_tokenizer_pre("jina-v2-en")
+        writer.add_token_list(tokens)
+        writer.add_token_types([3 if text[0] == "[" and len(text) > 2 else 1 for text in tokens])
+        writer.add_unk_token_id(1)
+        writer.add_bos_token_id(2)
+        writer.add_sep_token_id(3)
+        writer.add_pad_token_id(0)
+        writer.add_mask_token_id(4)
 
     def matrix(name: str, n_in: int, n_out: int, size: float) -> None:
         values = (rng.standard_normal((n_out, n_in)) * size).astype(np.float32)
@@ -164,13 +195,14 @@ class Encoder:
         self.n_head = int(key("attention.head_count"))
         self.eps = float(key("attention.layer_norm_epsilon"))
 
-    def states(self, ids: list[int]) -> Doubles:
-        """The last hidden state of each token."""
+    def states(self, ids: list[int], second: int | None = None) -> Doubles:
+        """The last hidden state of each token; of a pair, where the `second` text begins."""
         x = self._weights["token_embd.weight"][ids]
         if self.rope_base is None:
             x = x + self._weights["position_embd.weight"][: len(ids)]
         if "token_types.weight" in self._weights:
-            x = x + self._weights["token_types.weight"][0]
+            types = np.arange(len(ids)) >= (len(ids) if second is None else second)
+            x = x + self._weights["token_types.weight"][types.astype(int)]
         x = self._norm(x, "token_embd_norm")
         for layer in range(self.n_layer):
             at = f"blk.{layer}"
@@ -190,9 +222,9 @@ class Encoder:
         pooled = {"cls": states[0], "last": states[-1], "mean": states.mean(axis=0)}[pooling]
         return pooled / np.linalg.norm(pooled)
 
-    def score(self, ids: list[int]) -> float:
+    def score(self, ids: list[int], second: int | None = None) -> float:
         """A reranker's, of a query and a document."""
-        inner = np.tanh(self._linear(self.states(ids)[:1], "cls"))
+        inner = np.tanh(self._linear(self.states(ids, second)[:1], "cls"))
         return float(1 / (1 + np.exp(-self._linear(inner, "cls.output")[0, 0])))
 
     def _attention(self, x: Doubles, at: str) -> Doubles:

@@ -2,7 +2,7 @@
 //! GELU. Its vectors are the product; it generates nothing. What other encoders share with it is here.
 
 use super::build::{Builder, Heads, Scores};
-use crate::config::Config;
+use crate::config::{Config, PoolingType};
 use crate::error::Result;
 use crate::plan::{BufferId, Op, Plan, TableRow};
 
@@ -26,15 +26,20 @@ pub fn plan(config: &Config) -> Result<Plan> {
     Ok(b.states(x))
 }
 
-/// The rows that all layers add to: of tokens, of the first type, for a text is a first sentence, and
-/// of positions, where these are learned.
+/// The rows that all layers add to: of tokens, of types, and of positions, where these are learned. A text
+/// is of the first type, a document beside a query of the second.
 pub fn embed(b: &mut Builder, learned: bool) -> Result<BufferId> {
     const TYPES: &str = "token_types.weight";
     let c = b.config;
     let x = b.embed(1.0)?;
     if let Some(types) = c.tensors.get(TYPES) {
         let n_types = types.shape.get(1).copied().unwrap_or(1);
-        add_row(b, x, TYPES, n_types, TableRow::First)?;
+        let ranks = c.pooling == Some(PoolingType::Rank);
+        let row = match ranks && n_types > 1 {
+            true => TableRow::Type,
+            false => TableRow::First,
+        };
+        add_row(b, x, TYPES, n_types, row)?;
     }
     if learned {
         let name = "position_embd.weight";

@@ -84,6 +84,7 @@ pub struct Tokenizer {
     add_bos: bool,
     add_eos: bool,
     add_space_prefix: bool,
+    separator: Option<u32>,
 }
 
 /// The bytes of every token, end to end.
@@ -242,10 +243,13 @@ impl Tokenizer {
             Model::Bpe(..) => false,
         };
         let ends = matches!(model, Model::Unigram(_));
+        let separates = gguf.get_bool("tokenizer.ggml.add_sep_token")?;
+        let separator = vocab.special(gguf, "seperator")?;
         Ok(Tokenizer {
             add_bos: flag("bos", add_bos, vocab.bos)? || gemma4 && vocab.bos.is_some(),
             add_eos: flag("eos", ends, vocab.eos)? || is_bert && vocab.eos.is_some(),
             add_space_prefix,
+            separator: separator.filter(|_| separates == Some(true) && !is_bert),
             span: Span::new(&vocab, &model, &pieces, &finder),
             finder,
             pieces,
@@ -470,6 +474,11 @@ impl Tokenizer {
     /// Whether `add_special` puts the end token behind.
     pub fn add_eos(&self) -> bool {
         self.add_eos
+    }
+
+    /// What stands between two texts of a pair beside the end of the first: XLM-R's second `</s>`.
+    pub fn separator(&self) -> Option<u32> {
+        self.separator
     }
 
     /// Whether a text gets a space in front (SentencePiece).

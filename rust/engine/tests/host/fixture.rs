@@ -218,8 +218,8 @@ pub fn tiny(arch: &str) -> Writer {
         let key = format!("{arch}.expert_shared_feed_forward_length");
         w.set(&key, Value::U32(10));
     }
-    if arch == "gemma3" {
-        w.set("gemma3.attention.sliding_window", Value::U32(4));
+    if matches!(arch, "gemma3" | "gemma-embedding") {
+        w.set(&format!("{arch}.attention.sliding_window"), Value::U32(4));
     }
     if arch == "gemma4" {
         w.set("gemma4.attention.sliding_window", Value::U32(4));

@@ -39,10 +39,8 @@ impl Attention<'_> {
     /// The tokens that each of `n` rows of a sequence, from `first` on, sees. A position past the cache was refused by
     /// the scatter; here it must only not be read.
     pub fn seen(&self, first: usize, n: usize) -> Vec<Range<usize>> {
-        let of_row = |p: &u32| {
-            let end = (*p as usize).saturating_add(1).min(self.kv.n_ctx());
-            end.saturating_sub(self.window.unwrap_or(end))..end
-        };
+        let end = |p: &u32| (*p as usize).saturating_add(1).min(self.kv.n_ctx());
+        let of_row = |p: &u32| end(p).saturating_sub(self.window.unwrap_or(end(p)))..end(p);
         let positions = &self.batch.positions[first..];
         if self.causal {
             return positions[..n].iter().map(of_row).collect();
@@ -50,8 +48,12 @@ impl Attention<'_> {
         let slots = &self.batch.slots[first..];
         let is_its = |(slot, _): &(&u32, &u32)| **slot == slots[0];
         let its = slots.iter().zip(positions).take_while(is_its);
-        let all = its.map(|(_, position)| of_row(position)).last();
-        vec![all.unwrap_or_default(); n]
+        let all = its.map(|(_, position)| end(position)).last().unwrap_or(0);
+        let around = |p: &u32| match self.window.map(|window| window / 2) {
+            Some(half) => (*p as usize).saturating_sub(half)..all.min(end(p).saturating_add(half)),
+            None => 0..all,
+        };
+        positions[..n].iter().map(around).collect()
     }
 
     /// The sink of query head `g` of those that share a KV head.
