@@ -39,8 +39,10 @@ impl Attention<'_> {
     /// The tokens that each of `n` rows of a sequence, from `first` on, sees. A position past the cache was refused by
     /// the scatter; here it must only not be read.
     pub fn seen(&self, first: usize, n: usize) -> Vec<Range<usize>> {
-        let end = |p: &u32| (*p as usize).saturating_add(1).min(self.kv.n_ctx());
-        let of_row = |p: &u32| end(p).saturating_sub(self.window.unwrap_or(end(p)))..end(p);
+        let of_row = |p: &u32| {
+            let end = (*p as usize).saturating_add(1).min(self.kv.n_ctx());
+            end.saturating_sub(self.window.unwrap_or(end))..end
+        };
         let positions = &self.batch.positions[first..];
         if self.causal {
             return positions[..n].iter().map(of_row).collect();
@@ -48,10 +50,14 @@ impl Attention<'_> {
         let slots = &self.batch.slots[first..];
         let is_its = |(slot, _): &(&u32, &u32)| **slot == slots[0];
         let its = slots.iter().zip(positions).take_while(is_its);
-        let all = its.map(|(_, position)| end(position)).last().unwrap_or(0);
+        let last = its.map(|(_, position)| position).last();
+        let end = last.map_or(0, |position| of_row(position).end);
         let around = |p: &u32| match self.window.map(|window| window / 2) {
-            Some(half) => (*p as usize).saturating_sub(half)..all.min(end(p).saturating_add(half)),
-            None => 0..all,
+            Some(half) => {
+                let p = *p as usize;
+                p.saturating_sub(half)..end.min(p.saturating_add(half).saturating_add(1))
+            }
+            None => 0..end,
         };
         positions[..n].iter().map(around).collect()
     }
