@@ -59,6 +59,8 @@ def encoder(path: Path) -> Iterator[LLM]:
         ("bert", "Q8_0", 4e-4),
         ("bert", "Q4_K", 4e-4),
         ("xlm-r", "Q8_0", 4e-4),
+        ("nomic-bert-moe", "F32", 0),
+        ("nomic-bert-moe", "Q4_K", 4e-4),
         ("gemma-embedding", "F32", 0),
         ("gemma-embedding", "Q8_0", 4e-4),
         ("gemma-embedding", "Q4_K", 4e-4),
@@ -91,6 +93,8 @@ def test_vectors_are_those_of_an_independent_pass(
         ("bert", "Q8_0", 3e-4),
         ("nomic-bert", "F32", 2e-6),
         ("xlm-r", "F16", 2e-6),
+        ("nomic-bert-moe", "F32", 2e-6),
+        ("nomic-bert-moe", "Q8_0", 3e-4),
         ("gemma-embedding", "F32", 2e-6),
         ("gemma-embedding", "Q4_K", 3e-3),
         ("dense", "F16", 2e-6),
@@ -150,7 +154,7 @@ for mode in ("full", "none"):
     ("name", "mix"),
     [
         *(("bert", "Q8_0"), ("odd", "F16"), ("nomic-bert", "Q8_0")),
-        *(("gemma-embedding", "Q8_0"), ("dense", "F16")),
+        *(("nomic-bert-moe", "Q8_0"), ("gemma-embedding", "Q8_0"), ("dense", "Q8_0")),
     ],
 )
 def test_a_card_gives_the_bits_of_the_cpu(

@@ -45,14 +45,18 @@ class Shape:
     unigram: bool = False
 
 
-#: The second has rows and heads that are no multiples of what kernels like, the last the tokenizer
-#: and the one type of bge-m3.
+#: The second has rows and heads that are no multiples of what kernels like, the last two the
+#: tokenizer and the one type of bge-m3.
 SHAPES = {
     "bert": Shape(256, 512, 4),
     "odd": Shape(96, 160, 3, n_layer=3, n_types=0, eps=1e-5),
     "nomic-bert": Shape(256, 512, 4, arch="nomic-bert"),
     "xlm-r": Shape(256, 512, 4, n_types=1, eps=1e-5, unigram=True),
+    "nomic-bert-moe": Shape(256, 512, 4, n_types=1, eps=1e-5, arch="nomic-bert-moe", unigram=True),
 }
+
+#: Of a layer that has experts; two of them are chosen.
+N_EXPERT = 4
 
 WORDS = ["the", "tea", "cup", "of", "sky", "is", "blue", "why", "naive", "rain", "日", "本"]
 
@@ -94,9 +98,13 @@ def write(
     """A file of `shape`, its matrices of the type `mix`; `keys` are more of its own."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, shape.arch)
-    learned = shape.arch == "bert"
+    learned, has_experts = shape.arch == "bert", shape.arch == "nomic-bert-moe"
     if not learned:
         writer.add_rope_freq_base(1000.0)
+    if has_experts:
+        writer.add_moe_every_n_layers(2)
+        writer.add_expert_count(N_EXPERT)
+        writer.add_expert_used_count(2)
     writer.add_block_count(shape.n_layer)
     writer.add_context_length(shape.n_ctx)
     writer.add_embedding_length(shape.n_embd)
@@ -123,16 +131,17 @@ def write(
         writer.add_pad_token_id(0)
         writer.add_mask_token_id(4)
 
-    def matrix(name: str, n_in: int, n_out: int, size: float) -> None:
-        values = (rng.standard_normal((n_out, n_in)) * size).astype(np.float32)
+    def matrix(name: str, n_in: int, n_out: int | tuple[int, int], size: float) -> None:
+        rows = n_out if isinstance(n_out, tuple) else (n_out,)
+        values = (rng.standard_normal((*rows, n_in)) * size).astype(np.float32)
         kind = gguf.GGMLQuantizationType[mix]
-        if mix == "F32":
+        if mix == "F32" or name.endswith("gate_inp.weight"):
             writer.add_tensor(name, values)
         elif mix == "F16":
             writer.add_tensor(name, values.astype(np.float16))
         else:
             data = np.frombuffer(_native.quantize(mix, values.reshape(-1)), np.uint8)
-            writer.add_tensor(name, data.reshape(n_out, -1), raw_dtype=kind)
+            writer.add_tensor(name, data.reshape(*rows, -1), raw_dtype=kind)
 
     def vector(name: str, n: int, middle: float) -> None:
         writer.add_tensor(name, (middle + 0.1 * rng.standard_normal(n)).astype(np.float32))
@@ -143,7 +152,7 @@ def write(
 
     def linear(name: str, n_in: int, n_out: int, gain: float = 1.0) -> None:
         matrix(f"{name}.weight", n_in, n_out, gain / math.sqrt(n_in))
-        if learned:
+        if shape.arch != "nomic-bert":
             vector(f"{name}.bias", n_out, 0.0)
 
     n = shape.n_embd
@@ -164,11 +173,17 @@ def write(
                 linear(f"{at}.{part}", n, n, gain)
         else:
             linear(f"{at}.attn_qkv", n, 3 * n, 1.3)
-            linear(f"{at}.ffn_gate", n, shape.n_ff, 1.5)
         linear(f"{at}.attn_output", n, n, 2.0)
         norm(f"{at}.attn_output_norm")
-        linear(f"{at}.ffn_up", n, shape.n_ff, 1.5)
-        linear(f"{at}.ffn_down", shape.n_ff, n)
+        if has_experts and layer % 2:
+            matrix(f"{at}.ffn_gate_inp.weight", n, N_EXPERT, 1.0 / math.sqrt(n))
+            matrix(f"{at}.ffn_up_exps.weight", n, (N_EXPERT, shape.n_ff), 1.5 / math.sqrt(n))
+            matrix(f"{at}.ffn_down_exps.weight", shape.n_ff, (N_EXPERT, n), 1.0 / math.sqrt(n))
+        else:
+            if shape.arch == "nomic-bert":
+                linear(f"{at}.ffn_gate", n, shape.n_ff, 1.5)
+            linear(f"{at}.ffn_up", n, shape.n_ff, 1.5)
+            linear(f"{at}.ffn_down", shape.n_ff, n)
         norm(f"{at}.layer_output_norm")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -190,7 +205,8 @@ class Encoder:
             self._weights[tensor.name] = np.asarray(flat, np.float64).reshape(dims)
         arch = reader.fields["general.architecture"].contents()
         key = lambda name: reader.fields[f"{arch}.{name}"].contents()  # noqa: E731
-        self.rope_base = float(key("rope.freq_base")) if arch == "nomic-bert" else None
+        self.rope_base = float(key("rope.freq_base")) if arch != "bert" else None
+        self.arch = arch
         self.n_layer = int(key("block_count"))
         self.n_head = int(key("attention.head_count"))
         self.eps = float(key("attention.layer_norm_epsilon"))
@@ -207,14 +223,31 @@ class Encoder:
         for layer in range(self.n_layer):
             at = f"blk.{layer}"
             x = self._norm(x + self._attention(x, at), f"{at}.attn_output_norm")
-            inner = self._linear(x, f"{at}.ffn_up")
-            if self.rope_base is None:
-                inner = inner * _erfc(-inner / math.sqrt(2)) / 2
-            else:
-                gate = self._linear(x, f"{at}.ffn_gate")
-                inner = inner * gate / (1 + np.exp(-gate))
-            x = self._norm(x + self._linear(inner, f"{at}.ffn_down"), f"{at}.layer_output_norm")
+            x = self._norm(x + self._feed_forward(x, at), f"{at}.layer_output_norm")
         return x
+
+    def _feed_forward(self, x: Doubles, at: str) -> Doubles:
+        if f"{at}.ffn_gate_inp.weight" in self._weights:
+            return np.stack([self._experts(row, at) for row in x])
+        inner = self._linear(x, f"{at}.ffn_up")
+        if self.arch == "nomic-bert":
+            gate = self._linear(x, f"{at}.ffn_gate")
+            inner = inner * gate / (1 + np.exp(-gate))
+        else:
+            inner = self._gelu(inner)
+        return self._linear(inner, f"{at}.ffn_down")
+
+    def _experts(self, row: Doubles, at: str) -> Doubles:
+        """Of the two with the largest shares, times these (https://arxiv.org/abs/2502.07972)."""
+        shares = np.exp(self._weights[f"{at}.ffn_gate_inp.weight"] @ row)
+        shares /= shares.sum()
+        up, down = (self._weights[f"{at}.ffn_{part}_exps.weight"] for part in ("up", "down"))
+        best = np.argsort(-shares)[:2]
+        return np.sum([shares[i] * (down[i] @ self._gelu(up[i] @ row)) for i in best], axis=0)
+
+    @staticmethod
+    def _gelu(x: Doubles) -> Doubles:
+        return x * _erfc(-x / math.sqrt(2)) / 2
 
     def vector(self, ids: list[int], pooling: str) -> Doubles:
         """The text's vector, of length 1."""

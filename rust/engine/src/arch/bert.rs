@@ -16,10 +16,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
     for layer in 0..c.n_layer {
         let heads = b.heads_under(layer, None, x, c.n_head, b.kv())?;
         attend(&mut b, layer, heads, x)?;
-        let (inner, delta) = (b.buffer("up", c.n_ff), b.buffer("delta", c.n_embd));
-        b.product(x, None, layer, "ffn_up", &[c.n_embd, c.n_ff], inner)?;
-        b.push(Op::Gelu { x: inner });
-        b.product(inner, None, layer, "ffn_down", &[c.n_ff, c.n_embd], delta)?;
+        let delta = feed_forward(&mut b, layer, x)?;
         b.add(delta, x);
         layer_norm(&mut b, x, &format!("blk.{layer}.layer_output_norm"))?;
     }
@@ -62,6 +59,16 @@ pub fn attend(b: &mut Builder, layer: usize, heads: Heads, x: BufferId) -> Resul
     b.product(attended, None, layer, "attn_output", &shape, delta)?;
     b.add(delta, x);
     layer_norm(b, x, &format!("blk.{layer}.attn_output_norm"))
+}
+
+/// `ffn_down · gelu(ffn_up · x)`: what is to be added to x.
+pub fn feed_forward(b: &mut Builder, layer: usize, x: BufferId) -> Result<BufferId> {
+    let c = b.config;
+    let (inner, delta) = (b.buffer("up", c.n_ff), b.buffer("delta", c.n_embd));
+    b.product(x, None, layer, "ffn_up", &[c.n_embd, c.n_ff], inner)?;
+    b.push(Op::Gelu { x: inner });
+    b.product(inner, None, layer, "ffn_down", &[c.n_ff, c.n_embd], delta)?;
+    Ok(delta)
 }
 
 /// Adds a row of a table of so many.

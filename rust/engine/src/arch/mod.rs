@@ -225,6 +225,11 @@ pub static ARCHITECTURES: &[Architecture] = &[
         plan: nomic_bert::plan,
     },
     Architecture {
+        name: "nomic-bert-moe",
+        experts: true,
+        plan: nomic_bert::plan_with_experts,
+    },
+    Architecture {
         name: "gemma-embedding",
         experts: false,
         plan: gemma_embedding::plan,
