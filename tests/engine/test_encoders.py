@@ -23,6 +23,7 @@ pytestmark = pytest.mark.thorough
 TEXTS = ["tea", "The sky is blue, why?", "a naïve cup of tea", "日本 rains", "", "blue " * 90]
 #: Token ids of texts of several lengths; some cross a page of the cache.
 IDS = [[2, *((7 * i + n * n) % 80 + 5 for i in range(n)), 3] for n in (0, 1, 5, 62, 63, 130)]
+IDS.append([7])
 
 
 def write(path: Path, name: str, mix: str, pooling: str, **keys: Any) -> Path:
