@@ -243,13 +243,17 @@ impl Tokenizer {
             Model::Bpe(..) => false,
         };
         let ends = matches!(model, Model::Unigram(_));
-        let separates = gguf.get_bool("tokenizer.ggml.add_sep_token")?;
-        let separator = vocab.special(gguf, "seperator")?;
+        // In WordPiece the end of a text is that already.
+        let separates = gguf.get_bool("tokenizer.ggml.add_sep_token")? == Some(true) && !is_bert;
+        let separator = match separates {
+            true => vocab.special(gguf, "seperator")?,
+            false => None,
+        };
         Ok(Tokenizer {
             add_bos: flag("bos", add_bos, vocab.bos)? || gemma4 && vocab.bos.is_some(),
             add_eos: flag("eos", ends, vocab.eos)? || is_bert && vocab.eos.is_some(),
             add_space_prefix,
-            separator: separator.filter(|_| separates == Some(true) && !is_bert),
+            separator,
             span: Span::new(&vocab, &model, &pieces, &finder),
             finder,
             pieces,
