@@ -136,6 +136,8 @@ pub struct Experts {
     pub gating: Option<usize>,
     /// Layers before the first that has them.
     pub n_layer_dense: usize,
+    /// Where a family says it: the second of so many layers has them, others none.
+    pub every: Option<usize>,
 }
 
 /// What layers with a window have of their own, where the file says it.
@@ -690,6 +692,7 @@ impl Config {
             n_layer_dense: keys
                 .uint("leading_dense_block_count", 0..=n_layer)?
                 .unwrap_or(0),
+            every: keys.uint("moe_every_n_layers", 2..=1024)?,
         }))
     }
 

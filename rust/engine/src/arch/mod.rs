@@ -14,6 +14,7 @@ mod exaone4;
 mod fused;
 mod gemma3;
 mod gemma4;
+mod gemma_embedding;
 mod glm4;
 mod glm4moe;
 mod gpt_oss;
@@ -47,6 +48,14 @@ const HEAD: [&str; 4] = [
     "cls.bias",
     "cls.output.weight",
     "cls.output.bias",
+];
+
+/// Layers behind the pooling of embeddings.
+const DENSE: [&str; 4] = [
+    "dense_2.weight",
+    "dense_2.bias",
+    "dense_3.weight",
+    "dense_3.bias",
 ];
 
 pub use nextn::with_drafter;
@@ -235,6 +244,16 @@ pub static ARCHITECTURES: &[Architecture] = &[
         experts: false,
         plan: nomic_bert::plan,
     },
+    Architecture {
+        name: "nomic-bert-moe",
+        experts: true,
+        plan: nomic_bert::plan_with_experts,
+    },
+    Architecture {
+        name: "gemma-embedding",
+        experts: false,
+        plan: gemma_embedding::plan,
+    },
 ];
 
 /// The row of an architecture.
@@ -330,9 +349,11 @@ fn is_replaced(config: &Config, name: &str) -> bool {
     layer_of(name).is_some_and(|(layer, part)| layer >= first && PARTS.contains(&part))
 }
 
-/// Whether a tensor is of a reranker's head, which the engine computes.
+/// Whether a tensor is of what stands behind the pooling, which the engine computes: a reranker's head, or
+/// dense layers.
 fn is_of_head(config: &Config, name: &str) -> bool {
     config.pooling == Some(PoolingType::Rank) && HEAD.contains(&name)
+        || config.arch == "gemma-embedding" && DENSE.contains(&name)
 }
 
 /// The layer of a tensor, and its name there.

@@ -34,6 +34,7 @@ use crate::weights::Model;
 mod bell;
 mod checks;
 mod constrain;
+mod dense;
 pub mod device;
 mod embedding;
 mod executor;
@@ -73,6 +74,7 @@ pub use request::{
 pub use stats::{Done, Stats};
 pub use ticket::{Ticket, Wait, POLL};
 
+use dense::Dense;
 use device::Device;
 use executor::{panic_error, Executor};
 use options::in_range;
@@ -107,6 +109,8 @@ pub struct Loaded {
     pub pooling: Option<PoolingType>,
     /// That of a reranker.
     pub head: Option<Arc<Head>>,
+    /// Behind the pooling of embeddings.
+    pub dense: Option<Arc<Dense>>,
     pub tokenizer: Arc<Tokenizer>,
     /// Why `auto` took the CPU; none where it did not.
     pub no_card: Option<&'static str>,
@@ -629,6 +633,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
         looks_ahead,
         pooling: config.pooling,
         head: Head::read(&config, &model)?,
+        dense: Dense::read(&config, &model)?,
         tokenizer,
         no_card: (options.device == "auto" && device == Device::Cpu).then(device::no_card),
         chat_template: model

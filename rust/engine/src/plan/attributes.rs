@@ -47,4 +47,6 @@ pub enum TableRow {
     First,
     /// The one of the row's position.
     Position,
+    /// The one of the text of a pair that the row is of.
+    Type,
 }

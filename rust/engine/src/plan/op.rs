@@ -74,7 +74,7 @@ pub enum Op {
         out: BufferId,
         eps: f32,
     },
-    /// `x[r] += table[i]`, in place: `i` is 0, or `positions[r]`. The table is a vector of rows as wide as x,
+    /// `x[r] += table[i]`, in place: `i` is 0, `positions[r]` or `types[r]`. The table is a vector of rows as wide as x,
     /// one after another; a row that it does not have is NaN.
     AddRow {
         x: BufferId,
@@ -161,7 +161,8 @@ pub enum Op {
     /// `window`, at least 1, `t` is above `positions[r] - window`: a row sees that many tokens, its own
     /// included, and no page is read of which it sees none, so that such pages need not be mapped.
     /// Where it is not `causal`, `t` is over `0..=e`, `e` the largest position of the row's sequence in the
-    /// pass: a row sees those behind it too, and all of a sequence is one pass. There is no window then.
+    /// pass: a row sees those behind it too, and all of a sequence is one pass. A `window` is around the row
+    /// then: `t` is at most `floor(window / 2)` from `positions[r]`.
     /// With `sinks`, a logit for each head, `sinks[h]` is one more score of the softmax, of value 0.
     /// NaN where no score but that is above -infinity. Keys and values are finite: those that are not end
     /// their sequence ([`crate::Error::KvValues`]).
@@ -465,6 +466,7 @@ impl Op {
                     match row {
                         TableRow::First => "add_first_row",
                         TableRow::Position => "add_row_of_position",
+                        TableRow::Type => "add_row_of_type",
                     },
                     Over::Batch,
                     vec![update(x)],

@@ -323,7 +323,9 @@ impl Plan {
         for op in ops.map(Op::signature) {
             let layer = op.cache.filter(|_| op.attends().is_some());
             if let Some(most) = layer.and_then(|cache| seen.get_mut(cache.layer)) {
-                *most = most.zip(op.window).map(|(a, b)| a.max(b));
+                // A text that is looked at both ways is kept as a whole.
+                let window = op.window.filter(|_| !op.looks_ahead);
+                *most = most.zip(window).map(|(a, b)| a.max(b));
             }
         }
         let attended = |window: Option<usize>| window.filter(|tokens| *tokens > 0);

@@ -288,7 +288,6 @@ impl Signature {
             && self.cache.is_none_or(|c| c.layer < plan.kv.len())
             && self.state.is_none_or(|s| self.state_fits(plan, s))
             && self.window != Some(0)
-            && !(self.looks_ahead && self.window.is_some())
             && self
                 .rotation
                 .is_none_or(|rotation| rotation.table < plan.ropes.len())

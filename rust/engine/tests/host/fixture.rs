@@ -218,8 +218,8 @@ pub fn tiny(arch: &str) -> Writer {
         let key = format!("{arch}.expert_shared_feed_forward_length");
         w.set(&key, Value::U32(10));
     }
-    if arch == "gemma3" {
-        w.set("gemma3.attention.sliding_window", Value::U32(4));
+    if matches!(arch, "gemma3" | "gemma-embedding") {
+        w.set(&format!("{arch}.attention.sliding_window"), Value::U32(4));
     }
     if arch == "gemma4" {
         w.set("gemma4.attention.sliding_window", Value::U32(4));
@@ -286,7 +286,7 @@ pub fn tiny(arch: &str) -> Writer {
     w.set("tokenizer.ggml.merges", Value::Array(Array::String(merges)));
     w.set("tokenizer.ggml.eos_token_id", Value::U32(5));
     w.tensor("token_embd.weight", &[8, 6], F16);
-    if arch.ends_with("bert") {
+    if arch.contains("bert") {
         encoder(&mut w, arch);
         return w;
     }
@@ -417,20 +417,31 @@ fn encoder(w: &mut Writer, arch: &str) {
     const F16: u32 = 1;
     w.set(&format!("{arch}.attention.causal"), Value::Bool(false));
     let learned = arch == "bert";
+    let has_experts = arch == "nomic-bert-moe";
+    if has_experts {
+        w.set("nomic-bert-moe.moe_every_n_layers", Value::U32(2));
+    }
     if learned {
         w.tensor("position_embd.weight", &[8, 32], F32);
     }
     let mut norms = vec!["token_embd_norm".to_owned()];
     for layer in 0..2 {
-        let mut matrices = vec![
-            ("attn_output", [8, 8]),
-            ("ffn_up", [8, 12]),
-            ("ffn_down", [12, 8]),
-        ];
+        let mut matrices = vec![("attn_output", [8, 8])];
+        if has_experts && layer == 1 {
+            matrices.push(("ffn_gate_inp", [8, 3]));
+            for (name, shape) in [("ffn_up_exps", [8, 12, 3]), ("ffn_down_exps", [12, 8, 3])] {
+                w.tensor(&format!("blk.1.{name}.weight"), &shape, F16);
+            }
+        } else {
+            matrices.extend([("ffn_up", [8, 12]), ("ffn_down", [12, 8])]);
+        }
         matrices.extend(match learned {
             true => vec![("attn_q", [8, 8]), ("attn_k", [8, 4]), ("attn_v", [8, 4])],
-            false => vec![("attn_qkv", [8, 16]), ("ffn_gate", [8, 12])],
+            false => vec![("attn_qkv", [8, 16])],
         });
+        if arch == "nomic-bert" {
+            matrices.push(("ffn_gate", [8, 12]));
+        }
         for (name, shape) in matrices {
             w.tensor(&format!("blk.{layer}.{name}.weight"), &shape, F16);
         }

@@ -3,6 +3,7 @@
 mod config;
 mod control_tokens;
 mod damage;
+mod encoders;
 mod families;
 #[path = "../../../../tests/fuzz/src/lib.rs"]
 mod fuzz;

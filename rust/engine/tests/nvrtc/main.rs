@@ -368,7 +368,8 @@ fn kernels_between_products_compile_without_spills() {
     compile(&path, &jobs);
 }
 
-/// Heads that several blocks share, or that are as wide as any model's, and rows alone of long texts.
+/// Heads that several blocks share, or that are as wide as any model's, and rows alone of long texts; rows
+/// of a text that see a window around them.
 #[test]
 fn attention_by_itself_compiles_without_spills() {
     let Some(path) = real_nvrtc() else { return };
@@ -389,21 +390,24 @@ fn attention_by_itself_compiles_without_spills() {
                     continue;
                 }
                 let heads = (n_head, n_head_kv, head_dim);
-                let card = attention_alone(arch, kv_type, heads, n_ctx);
+                let card = attention_alone(arch, kv_type, heads, n_ctx, None);
                 add(&mut kernels, &card);
             }
+            let card = attention_alone(arch, kv_type, (3, 1, 256), 2048, Some(512));
+            add(&mut kernels, &card);
         }
         jobs.extend(kernels.into_iter().map(|k| (arch, k)));
     }
     compile(&path, &jobs);
 }
 
-/// Attention alone, over a cache of this type.
+/// Attention alone, over a cache of this type, of rows that see a window `around` them or all before.
 fn attention_alone(
     arch: u32,
     kv_type: &'static QuantType,
     (n_head, n_head_kv, head_dim): (usize, usize, usize),
     n_ctx: usize,
+    around: Option<usize>,
 ) -> Card {
     let mut plan = Plan {
         kv: vec![KvShape {
@@ -423,9 +427,9 @@ fn attention_alone(
         layer: 0,
         n_head,
         scale: 1.0,
-        window: None,
+        window: around,
         sinks: None,
-        causal: true,
+        causal: around.is_none(),
     });
     model_of_context(&format!("sm_{arch}"), plan, kv_type, true, n_ctx)
 }

@@ -409,6 +409,7 @@ impl Interpreter {
                     let at = match row {
                         TableRow::First => 0,
                         TableRow::Position => batch.positions[r] as usize,
+                        TableRow::Type => batch.types.get(r).map_or(0, |of| *of as usize),
                     };
                     match table.chunks_exact(width).nth(at) {
                         Some(row) => values.iter_mut().zip(row).for_each(|(v, t)| *v += t),

@@ -78,6 +78,7 @@ fn left(plan: &Arc<Plan>, list: &[FusedOp], rows: usize) -> std::result::Result<
         tokens: &each,
         positions: &vec![0; rows],
         slots: &each,
+        types: &[],
         out_rows: &each,
     };
     for fused in list {

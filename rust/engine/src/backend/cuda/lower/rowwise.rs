@@ -245,6 +245,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
                 positions: match row {
                     TableRow::First => 0,
                     TableRow::Position => pass.inputs.positions,
+                    TableRow::Type => pass.inputs.types,
                 },
                 n,
                 width: width as u32,

@@ -153,7 +153,7 @@ impl Chunks {
             let mut all = Rows::default();
             for (_, piece) in &pass {
                 check_tokens(piece.tokens, decoder.n_vocab())?;
-                all.push(piece.slot, piece.tokens, piece.start, 0);
+                all.push_text(piece);
             }
             let (_, rows) = next_chunk(all.len(), self.most);
             all.pad(rows);
