@@ -15,7 +15,11 @@ from typing import Any
 from onegraph.bench.charts import COLOURS
 
 #: The engines of a record, with their colours in all charts.
-ENGINES = {"onegraph": COLOURS["onegraph"], "llama.cpp": COLOURS["llama-server"]}
+ENGINES = {
+    "onegraph": COLOURS["onegraph"],
+    "llama.cpp": COLOURS["llama-server"],
+    "vLLM": COLOURS["vllm"],
+}
 
 
 def rates(model: dict[str, Any], engine: str) -> dict[int, float]:
@@ -42,9 +46,9 @@ def draw(record: dict[str, Any], path: Path) -> None:
     ):
         for engine, (label, colour) in enumerate(ENGINES.items()):
             found = rates(model, label)
-            where = [at + (engine - 0.5) * 0.4 for at in range(len(found))]
-            bars = axes.bar(where, list(found.values()), 0.38, color=colour, label=label)
-            axes.bar_label(bars, fmt="{:,.0f}", fontsize=8)
+            where = [at + (engine - 1) * 0.29 for at in range(len(found))]
+            bars = axes.bar(where, list(found.values()), 0.27, color=colour, label=label)
+            axes.bar_label(bars, fmt="{:,.0f}", fontsize=6)
             axes.set_xticks(range(len(found)), [str(n) for n in found])
         axes.set_title(f"{name} {model['mix']}")
         axes.set_xlabel("sequences that decode together")

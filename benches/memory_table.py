@@ -55,6 +55,8 @@ MODELS = [
     ("DeepSeek-V2-Lite", "deepseek-v2-lite", "Q4_K_M"),
     ("GLM-4.7-Flash", "glm-4.7-flash", "Q4_K_M"),
     ("Laguna XS.2", "laguna-xs.2", "Q4_K_M"),
+    ("Nemotron 3 Nano 30B-A3B", "nemotron-3-nano-30b-a3b", "Q4_K_M"),
+    ("Granite 4.0 H Tiny", "granite-4.0-h-tiny", "Q4_K_M"),
     ("Seed-OSS 36B", "seed-oss-36b", "Q4_K_M"),
     ("EXAONE 4.0 32B", "exaone-4.0-32b", "Q4_K_M"),
     ("Qwen3-Next 80B-A3B", "qwen3-next-80b-a3b", "Q4_K_M"),

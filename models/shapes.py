@@ -51,6 +51,10 @@ class Shape:
     #: Taps of the short convolution that stands in all layers but those that attend.
     conv: int = 0
     attend: tuple[int, ...] = ()
+    #: Layers of Mamba-2, all but those that attend or are a feed-forward part alone: taps of the
+    #: convolution, heads, numbers of a head, groups, numbers of the state of each.
+    mamba2: dict[str, int] = field(default_factory=dict)
+    feed: tuple[int, ...] = ()
     #: Layers behind the others that guess further tokens.
     n_layer_nextn: int = 0
 
@@ -93,6 +97,8 @@ class Shape:
     expert_scale: float = 0.0
     #: Width of the expert that every row goes to.
     n_ff_shared: int = 0
+    #: Width of what experts multiply, where it is not that of rows.
+    n_latent: int = 0
     #: Whether each matrix has a scale of its own beside it, and what its input was scaled by.
     scales: bool = False
     #: Attention with a sink a head, and a bias of every product.
@@ -111,7 +117,7 @@ class Shape:
 
     def attends(self, layer: int) -> bool:
         """Whether a layer attends, or has a recurrent state."""
-        if self.conv:
+        if self.conv or self.mamba2:
             return layer in self.attend
         interval = self.delta.get("interval", 1)
         return (layer + 1) % interval == 0
@@ -127,7 +133,7 @@ class Shape:
     def logit_divisor(self) -> float:
         """What logits are divided by; Granite's key says it, of others it is a factor."""
         scale = self.logit_scale or 1.0
-        return scale if self.arch == "granite" else 1.0 / scale
+        return scale if self.arch in ("granite", "granitehybrid") else 1.0 / scale
 
     def is_local(self, layer: int) -> bool:
         """Of Gemma 4, Muse Glimmer and Laguna: whether a layer sees a window."""
@@ -151,7 +157,14 @@ class Shape:
 
     def ff(self, layer: int) -> int:
         """Width of a layer's feed-forward part."""
+        if self.is_nemotron_h:
+            return (self.n_ff_exp or self.n_ff) if layer in self.feed else 0
         return self.n_ff_last if self.n_ff_last and not self.stores(layer) else self.n_ff
+
+    @property
+    def is_nemotron_h(self) -> bool:
+        """Whether each layer is one block."""
+        return self.arch.startswith("nemotron_h")
 
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """Name and GGUF shape (row length first) of every tensor, in file order."""
@@ -178,10 +191,16 @@ class Shape:
             block: list[tuple[str, tuple[int, ...]]] = []
             if self.pre_norms:
                 block += [("attn_norm.weight", (self.n_embd,))]
+            if self.ff(layer) and self.is_nemotron_h:
+                out += [(f"blk.{layer}.{name}", shape) for name, shape in block + self._squares()]
+                continue
             if self.latent:
                 block += self._latent()
             elif layer < self.n_layer and not self.attends(layer):
-                block += self._convolution() if self.conv else self._delta_rule()
+                if self.mamba2:
+                    block += self._mamba2()
+                else:
+                    block += self._convolution() if self.conv else self._delta_rule()
             else:
                 parts = [("attn_q", n_q), ("attn_k", kv), ("attn_v", kv)]
                 if self.fused_qkv:
@@ -195,6 +214,9 @@ class Shape:
                     widths = (q, kv) if self.qk_norm_whole else (self.head_dim, self.head_dim)
                     names = ("attn_q_norm.weight", "attn_k_norm.weight")
                     block += [(name, (n,)) for name, n in zip(names, widths, strict=True)]
+            if self.is_nemotron_h:
+                out += [(f"blk.{layer}.{name}", shape) for name, shape in block]
+                continue
             named_after = self.delta or self.sinks or self.arch in ("seed_oss", "glm4moe")
             before_ffn = "post_attention_norm.weight" if named_after else "ffn_norm.weight"
             if self.pre_norms and not self.parallel:
@@ -209,7 +231,7 @@ class Shape:
                     ("ffn_down_exps.weight", (self.n_ff_exp, self.n_embd, self.n_expert)),
                 ]
                 if self.n_ff_shared:
-                    if self.arch not in ("glm4moe", "laguna", "deepseek2"):
+                    if self.arch not in ("glm4moe", "laguna", "granitehybrid", "deepseek2"):
                         block += [("ffn_gate_inp_shexp.weight", (self.n_embd,))]
                     block += [
                         ("ffn_gate_shexp.weight", (self.n_embd, self.n_ff_shared)),
@@ -271,6 +293,41 @@ class Shape:
             ("shortconv.in_proj.weight", (self.n_embd, 3 * self.n_embd)),
             ("shortconv.conv.weight", (self.conv, self.n_embd)),
             ("shortconv.out_proj.weight", (self.n_embd, self.n_embd)),
+        ]
+
+    def _mamba2(self) -> list[tuple[str, tuple[int, ...]]]:
+        """The tensors of a layer of Mamba-2."""
+        of = self.mamba2
+        inner = of["n_head"] * of["head_dim"]
+        channels = inner + 2 * of["n_group"] * of["d_state"]
+        return [
+            ("ssm_in.weight", (self.n_embd, inner + channels + of["n_head"])),
+            ("ssm_conv1d.weight", (of["conv"], channels)),
+            ("ssm_conv1d.bias", (channels,)),
+            ("ssm_dt.bias", (of["n_head"],)),
+            ("ssm_a", (1, of["n_head"])),
+            ("ssm_d", (1, of["n_head"])),
+            ("ssm_norm.weight", (inner // of["n_group"], of["n_group"])),
+            ("ssm_out.weight", (inner, self.n_embd)),
+        ]
+
+    def _squares(self) -> list[tuple[str, tuple[int, ...]]]:
+        """The tensors of a feed-forward layer of Nemotron-H, whose activation has no gate."""
+        n, wide = self.n_embd, self.n_ff_shared
+        if not self.n_expert:
+            return [("ffn_up.weight", (n, self.n_ff)), ("ffn_down.weight", (self.n_ff, n))]
+        out: list[tuple[str, tuple[int, ...]]] = [
+            ("ffn_gate_inp.weight", (n, self.n_expert)),
+            ("exp_probs_b.bias", (self.n_expert,)),
+        ]
+        if latent := self.n_latent:
+            out += [("ffn_latent_down.weight", (n, latent)), ("ffn_latent_up.weight", (latent, n))]
+        return [
+            *out,
+            ("ffn_down_exps.weight", (self.n_ff_exp, latent or n, self.n_expert)),
+            ("ffn_up_exps.weight", (latent or n, self.n_ff_exp, self.n_expert)),
+            ("ffn_down_shexp.weight", (wide, n)),
+            ("ffn_up_shexp.weight", (n, wide)),
         ]
 
     def _gemma4(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -353,7 +410,7 @@ def load() -> dict[str, Shape]:
                 raise ValueError(f"{path.name}: [{name}] has unknown keys {sorted(unknown)}")
             table.setdefault("head_dim", table["n_embd"] // table["n_head"])
             table.setdefault("rope_scaling", {})
-            table |= {key: tuple(table.get(key, ())) for key in ("attend", "groups")}
+            table |= {key: tuple(table.get(key, ())) for key in ("attend", "feed", "groups")}
             shapes[name] = Shape(name=name, **table)
     return shapes
 

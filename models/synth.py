@@ -32,6 +32,7 @@ import mix as mixes
 import numpy as np
 import shapes
 import vocabulary
+from metadata import metadata
 from numpy.typing import NDArray
 from shapes import Shape
 
@@ -60,10 +61,9 @@ ADDED = {
     "ssm_out",
     "out_proj",
     "proj",
+    "ffn_latent_up",
 }
 
-#: Numbers of `pooling_type`.
-POOLING = {"mean": 1, "last": 3, "rank": 4}
 
 #: Scales of blocks, in units of their root mean square: 512 sizes, then the same negative.
 _SIZES = np.linspace(0.5, 1.5, 512) / np.sqrt(np.mean(np.linspace(0.5, 1.5, 512) ** 2))
@@ -257,156 +257,6 @@ def kind_of(name: str) -> Kind:
     return kind
 
 
-def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
-    """The model's keys, without the tokenizer's."""
-    a = shape.arch
-    norm = "layer_norm" if a in ("cohere2", "command-r") else "layer_norm_rms"
-    out = {
-        "general.architecture": gguf_io.string(a),
-        "general.type": gguf_io.string("model"),
-        "general.name": gguf_io.string(f"synthetic {shape.name} {mix}"),
-        "general.quantization_version": gguf_io.u32(2),
-        f"{a}.block_count": gguf_io.u32(shape.n_layer + shape.n_layer_nextn),
-        f"{a}.context_length": gguf_io.u32(shape.n_ctx),
-        f"{a}.embedding_length": gguf_io.u32(shape.n_embd),
-        f"{a}.attention.head_count": _heads(shape),
-        f"{a}.attention.head_count_kv": _kv_heads(shape),
-        f"{a}.attention.key_length": gguf_io.u32(shape.head_dim),
-        f"{a}.attention.value_length": gguf_io.u32(shape.latent.get("rank", shape.head_dim)),
-        f"{a}.attention.{norm}_epsilon": gguf_io.f32(shape.eps),
-        f"{a}.rope.dimension_count": gguf_io.u32(shape.rope_dim or shape.head_dim),
-        f"{a}.rope.freq_base": gguf_io.f32(shape.rope_base),
-        f"{a}.vocab_size": gguf_io.u32(shape.n_vocab),
-    }
-    if shape.n_ff:
-        out[f"{a}.feed_forward_length"] = gguf_io.u32(shape.n_ff)
-    if shape.window:
-        out[f"{a}.attention.sliding_window"] = gguf_io.u32(shape.window)
-    if shape.window_rope_dim:
-        out[f"{a}.rope.dimension_count_swa"] = gguf_io.u32(shape.window_rope_dim)
-    if a == "gemma4":
-        out |= _gemma4(shape)
-    elif a == "muse-glimmer" and shape.window_pattern:
-        pattern = gguf_io.booleans(map(shape.is_local, range(shape.n_layer)))
-        out[f"{a}.attention.sliding_window_pattern"] = pattern
-    elif shape.window_pattern:
-        out[f"{a}.attention.sliding_window_pattern"] = gguf_io.u32(shape.window_pattern)
-    for key, factor in {
-        "rope.freq_base_swa": shape.window_base,
-        "embedding_scale": shape.embedding_scale,
-        "residual_scale": shape.residual_scale,
-        "attention.scale": shape.attention_scale,
-        "attention.temperature_scale": shape.temperature,
-        "rope.scaling.yarn_log_multiplier": shape.rope_scaling.get("log_multiplier", 0.0),
-        "logit_scale": shape.logit_scale,
-        "expert_weights_scale": shape.expert_scale,
-        "final_logit_softcapping": shape.logit_cap,
-    }.items():
-        if factor:
-            out[f"{a}.{key}"] = gguf_io.f32(factor)
-    if shape.n_expert:
-        out[f"{a}.expert_count"] = gguf_io.u32(shape.n_expert)
-        out[f"{a}.expert_used_count"] = gguf_io.u32(shape.n_expert_used)
-        out[f"{a}.expert_feed_forward_length"] = gguf_io.u32(shape.n_ff_exp)
-    if shape.n_layer_dense:
-        out[f"{a}.leading_dense_block_count"] = gguf_io.u32(shape.n_layer_dense)
-    if shape.sigmoid:
-        out[f"{a}.expert_gating_func"] = gguf_io.u32(2)
-    if shape.conv:
-        out[f"{a}.shortconv.l_cache"] = gguf_io.u32(shape.conv)
-    if a in ("glm4moe", "laguna") or (a == "deepseek2" and shape.sigmoid):
-        out[f"{a}.expert_weights_norm"] = gguf_io.boolean(True)
-    if shape.latent:
-        out |= _latent(shape)
-    if a in ("glm4moe", "deepseek2"):
-        out[f"{a}.expert_shared_count"] = gguf_io.u32(shape.n_ff_shared // shape.n_ff_exp)
-    elif shape.n_ff_shared:
-        out[f"{a}.expert_shared_feed_forward_length"] = gguf_io.u32(shape.n_ff_shared)
-    if shape.pooling:
-        out[f"{a}.pooling_type"] = gguf_io.u32(POOLING[shape.pooling])
-    if shape.pooling == "rank":
-        out[f"{a}.classifier.output_labels"] = gguf_io.strings(["yes", "no"])
-    if mix in mixes.FILE_TYPES:
-        out["general.file_type"] = gguf_io.u32(mixes.FILE_TYPES[mix])
-    if delta := shape.delta:
-        out |= {
-            f"{a}.ssm.conv_kernel": gguf_io.u32(delta["conv"]),
-            f"{a}.ssm.state_size": gguf_io.u32(delta["head_dim"]),
-            f"{a}.ssm.group_count": gguf_io.u32(delta["k_heads"]),
-            f"{a}.ssm.time_step_rank": gguf_io.u32(delta["v_heads"]),
-            f"{a}.ssm.inner_size": gguf_io.u32(delta["v_heads"] * delta["head_dim"]),
-            f"{a}.full_attention_interval": gguf_io.u32(delta["interval"]),
-            # Sections of the rotation, in pairs; text turns all of them alike.
-            f"{a}.rope.dimension_sections": gguf_io.i32s(_sections(shape)),
-        }
-    if shape.n_layer_nextn:
-        out[f"{a}.nextn_predict_layers"] = gguf_io.u32(shape.n_layer_nextn)
-    scaling = shape.rope_scaling
-    if scaling.get("type") == "longrope":
-        out[f"{a}.rope.scaling.attn_factor"] = gguf_io.f32(scaling["attn_factor"])
-        out[f"{a}.rope.scaling.original_context_length"] = gguf_io.u32(scaling["original_context"])
-    # llama3 scaling is data: the tensor rope_freqs.weight.
-    if scaling.get("type") in ("linear", "yarn"):
-        out[f"{a}.rope.scaling.type"] = gguf_io.string(scaling["type"])
-        out[f"{a}.rope.scaling.factor"] = gguf_io.f32(scaling["factor"])
-        out[f"{a}.rope.scaling.original_context_length"] = gguf_io.u32(scaling["original_context"])
-    return out
-
-
-def _heads(shape: Shape) -> bytes:
-    """One number, or one a layer where the layers that see a window have others."""
-    if not shape.window_heads:
-        return gguf_io.u32(shape.n_head)
-    return gguf_io.i32s(map(shape.query_heads, range(shape.n_layer)))
-
-
-def _kv_heads(shape: Shape) -> bytes:
-    """One number, or one a layer where some have no heads of keys: they convolve."""
-    if not shape.conv:
-        return gguf_io.u32(shape.n_head_kv)
-    heads = [shape.n_head_kv if shape.attends(layer) else 0 for layer in range(shape.n_layer)]
-    return gguf_io.i32s(heads)
-
-
-def _gemma4(shape: Shape) -> dict[str, bytes]:
-    """Keys of what differs from layer to layer, or is Gemma 4's own."""
-    layers = range(shape.n_layer)
-    head_dim = shape.local["head_dim"]
-    out = {
-        "attention.sliding_window_pattern": gguf_io.booleans(map(shape.is_local, layers)),
-        "attention.head_count_kv": gguf_io.i32s(shape.heads(layer)[0] for layer in layers),
-        "attention.key_length_swa": gguf_io.u32(head_dim),
-        "attention.value_length_swa": gguf_io.u32(head_dim),
-        "attention.shared_kv_layers": gguf_io.u32(shape.n_layer_shared_kv),
-        "rope.dimension_count_swa": gguf_io.u32(head_dim),
-        "embedding_length_per_layer_input": gguf_io.u32(shape.n_embd_layer),
-    }
-    if shape.n_ff_last:
-        out["feed_forward_length"] = gguf_io.i32s(map(shape.ff, layers))
-    return {f"gemma4.{key}": value for key, value in out.items()}
-
-
-def _latent(shape: Shape) -> dict[str, bytes]:
-    """Keys of attention over latent rows, and of groups of experts."""
-    out = {
-        "attention.kv_lora_rank": shape.latent["rank"],
-        "attention.key_length_mla": shape.latent["key_dim"],
-        "attention.value_length_mla": shape.latent["value_dim"],
-    }
-    if shape.latent.get("q_rank"):
-        out["attention.q_lora_rank"] = shape.latent["q_rank"]
-    if shape.groups:
-        out["expert_group_count"], out["expert_group_used_count"] = shape.groups
-    return {f"{shape.arch}.{key}": gguf_io.u32(value) for key, value in out.items()}
-
-
-def _sections(shape: Shape) -> list[int]:
-    """A third of the pairs each for time, height and width, and none for a fourth."""
-    pairs = (shape.rope_dim or shape.head_dim) // 2
-    third = pairs // 3
-    return [pairs - 2 * third, third, third, 0]
-
-
 def llama3_factors(shape: Shape) -> NDArray[np.float32]:
     """What divides each pair's rotary frequency: 1 for the fast, `factor` for the slow, smooth
     between. Formula: Llama 3.1's reference implementation, `apply_scaling`."""
@@ -438,6 +288,8 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
     if part == "ffn_gate_inp":
         # Gemma 4 divides what it multiplies by sqrt(n_embd).
         return ROUTER if shape.arch == "gemma4" else ROUTER / math.sqrt(cols)
+    if part == "ffn_down_exps" and shape.n_latent:
+        return 1.0 / math.sqrt(cols)
     if part in ("ffn_down_exps", "ffn_down_shexp"):
         part = "ffn_down"
     # Read from rows that no norm has made small, and told by another embedding.
@@ -451,6 +303,13 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
     sharp = 1.5 / math.sqrt(scale)
     gain = {"attn_q": sharp, "attn_k": sharp, "attn_output": share, "ffn_down": share / 0.6}
     gain["ssm_out"] = gain["ffn_down"]
+    # Norms stand before it; and squares of what is positive are larger, with a mean that is the
+    # same for all tokens.
+    if shape.mamba2:
+        gain["ssm_out"] = share
+    if shape.is_nemotron_h:
+        gain["ffn_down"] = share / 2.4
+    gain["ffn_latent_up"] = share
     if shape.latent:
         # A key is made of the normalized row by the transpose of what queries are multiplied by.
         of_keys = sharp * math.sqrt(cols / shape.latent["rank"])
@@ -552,8 +411,8 @@ def write(
                 data = _known(shape, kind, rows[tensor.name], quiet, seed, first, count)
             elif known and tensor.name.endswith("nextn.eh_proj.weight"):
                 data = _first_half(shape, kind, first, count)
-            elif len(tensor.shape) == 1:
-                values = _vector(shape, tensor.name, tensor.shape[0], rng)
+            elif _is_vector(tensor):
+                values = _vector(shape, tensor.name, math.prod(tensor.shape), rng)
                 if known and tensor.name.endswith(".bias") and _part(tensor.name) in ADDED:
                     values[:] = 0
                 data = values.view(np.uint8)
@@ -565,8 +424,8 @@ def write(
         jobs = []
         for index, (tensor, kind) in enumerate(placed):
             blocks = tensor.n_bytes // kind.size
-            step = PORTION // kind.size if len(tensor.shape) > 1 else blocks
-            if tensor.name in rows or (known and len(tensor.shape) > 1):
+            step = blocks if _is_vector(tensor) else PORTION // kind.size
+            if tensor.name in rows or (known and not _is_vector(tensor)):
                 per_row = tensor.shape[0] // kind.elems
                 step = max(step // per_row, 1) * per_row
             jobs += [(index, at, min(step, blocks - at)) for at in range(0, blocks, step)]
@@ -626,6 +485,12 @@ def _write_frame(file: BinaryIO, keys: dict[str, bytes], placed: Placed) -> tupl
     end = start + tensors[-1].offset + tensors[-1].n_bytes
     file.truncate(end)
     return start, end
+
+
+def _is_vector(tensor: gguf_io.Tensor) -> bool:
+    """Whether its numbers are no factors of a sum; files have some of these as rows of a matrix."""
+    named = tensor.name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight"))
+    return named or len(tensor.shape) == 1
 
 
 def _matrix(

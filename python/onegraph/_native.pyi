@@ -24,7 +24,7 @@ def compile_kernels(
     n_ctx: int | None,
     max_batch: int,
     kv_type: str,
-    prefill_chunk: int,
+    prefill_chunk: int | None,
     nvrtc_folders: Sequence[str | os.PathLike[str]],
     progress: Callable[[int, int], object] | None,
 ) -> tuple[int, int]:
@@ -91,7 +91,12 @@ class PlanRunner:
     def map_pages(self, slot: int, first: int, pages: list[int]) -> None: ...
     def write(self, name: str, rows: bytes) -> None: ...
     def forward(
-        self, tokens: list[int], positions: list[int], slots: list[int], out_rows: list[int]
+        self,
+        tokens: list[int],
+        positions: list[int],
+        slots: list[int],
+        out_rows: list[int],
+        types: list[int] = ...,
     ) -> None: ...
     def read(self, name: str) -> bytes: ...
     def profile(self, repeats: int) -> str: ...
@@ -289,7 +294,7 @@ class Engine:
         warmup: bool,
         pdl: bool | None,
         threads: int | None,
-        prefill_chunk: int,
+        prefill_chunk: int | None,
         prefix_cache: bool,
         prefix_host_bytes: int | None,
         cache_dir: str | os.PathLike[str] | None,

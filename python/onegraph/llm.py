@@ -103,7 +103,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
     warmup: capture all sizes and compile all kernels during the load instead of on first use, so
         that running requests never wait for it
     prefill_chunk: maximum tokens of a prompt per pass, a power of two from 64 to 4096; larger ones
-        take more memory
+        take more memory. None takes 512, or 2048 for a model with experts
 
     Raises `ArgumentError` for an option out of range, `FileError` if the file cannot be read,
     `ModelError` if it is damaged or not supported, `OutOfMemoryError`, and `DeviceError` if the
@@ -128,7 +128,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         graph: GraphOptions | None = None,
         warmup: bool = False,
         threads: int | None = None,
-        prefill_chunk: int = 512,
+        prefill_chunk: int | None = None,
         speculate: str = "auto",
         progress: bool | Callable[[str, int, int | None], None] | None = None,
         chat_template: str | _native.ChatTemplate | None = None,
@@ -153,7 +153,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
             "pdl": graphs.pdl,
             "warmup": arguments.flag("warmup", warmup),
             "threads": optional("threads", threads),
-            "prefill_chunk": arguments.integer("prefill_chunk", prefill_chunk),
+            "prefill_chunk": optional("prefill_chunk", prefill_chunk),
             "speculate": arguments.word("speculate", speculate),
             "prefix_cache": arguments.flag("prefix_cache", prefix_cache),
             "prefix_host_bytes": optional("prefix_host_bytes", prefix_host_bytes),

@@ -54,6 +54,20 @@ def sentencepiece() -> File:
     return file
 
 
+def unigram() -> File:
+    """Every run of one letter is a piece: every place starts as many as there may be."""
+    file = sentencepiece()
+    runs = ["a" * i for i in range(1, 513)]
+    vocabulary(file, ["<unk>", "<s>", "</s>", *runs])
+    file.metadata |= {
+        "tokenizer.ggml.model": (STRING, "t5"),
+        "tokenizer.ggml.token_type": (ARRAY, array(I32, [2, 3, 3] + [1] * len(runs))),
+        "tokenizer.ggml.scores": (ARRAY, array(F32, [0.0] * 3 + [-1.0] * len(runs))),
+        "tokenizer.ggml.eos_token_id": (U32, 2),
+    }
+    return file
+
+
 def characters() -> File:
     """Gemma 4's kind: the front grows by one letter a merge, in lines that nothing cuts."""
     file = File()
@@ -80,7 +94,8 @@ def vocabulary(file: File, tokens: list[str]) -> None:
 
 
 def attacks() -> Iterator[Attack]:
-    makes = {"doubling": doubling, "ladder": ladder, "spm": sentencepiece, "gemma4": characters}
+    makes = {"doubling": doubling, "ladder": ladder, "spm": sentencepiece, "unigram": unigram}
+    makes["gemma4"] = characters
     for name, make in makes.items():
         file = make()
         for i, prompt in enumerate(PROMPTS):

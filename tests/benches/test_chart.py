@@ -27,6 +27,6 @@ def test_the_readmes_picture_is_its_record(tmp_path: Path) -> None:
     assert f"]({kept.relative_to(ROOT)})" in (ROOT / "README.md").read_text()
     models = json.loads(RECORD.read_text())["models"]
     for model in models.values():
-        for engine in ("onegraph", "llama.cpp"):
+        for engine in ("onegraph", "llama.cpp", "vLLM"):
             most = median(model[engine]["64 sequences"])
             assert f"{most:,.0f}" in words(kept) and engine in words(kept)

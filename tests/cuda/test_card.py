@@ -115,6 +115,9 @@ SHAPES = (
     "tiny-phi",
     "tiny-cohere2",
     "tiny-laguna",
+    "tiny-nemotron-h",
+    "tiny-nemotron-h-moe",
+    "tiny-granite-hybrid",
     "tiny-deepseek2",
     "odd-deepseek2-96",
 )
@@ -172,6 +175,10 @@ CASES = [
     ("tiny-cohere2", {"kv_type": "i16"}),
     # Its layers have heads and rotations of their own, and a gate a head.
     ("tiny-laguna", {"kv_type": "i16"}),
+    # Layers of one block each, and no gate of what is squared.
+    ("tiny-nemotron-h", {"kv_type": "i16"}),
+    ("tiny-nemotron-h-moe", {"kv_type": "i16"}),
+    ("tiny-granite-hybrid", {"kv_type": "i16"}),
     # Its values are in its keys, which its heads share; experts are in groups.
     ("tiny-deepseek2", {"kv_type": "i16"}),
     ("odd-deepseek2-96", {"kv_type": "q8_0"}),

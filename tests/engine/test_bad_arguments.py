@@ -83,7 +83,7 @@ LOADING: dict[str, list[Any]] = {
     "graph": ["full", {}, True, 7, object(), onegraph.GraphOptions],
     "warmup": NO_FLAGS,
     "threads": [*NO_INTEGERS, -1, 0, 1025],
-    "prefill_chunk": [*NO_INTEGERS, None, -1, 0, 100, 2**20],
+    "prefill_chunk": [*NO_INTEGERS, -1, 0, 100, 2**20],
     "progress": [7, "yes", object(), []],
 }
 

@@ -12,19 +12,34 @@ import numpy as np
 import onegraph
 import pytest
 from onegraph import LLM, _native
+from support import embedding_gemma
 from support.card_process import run_on
-from support.encoders import SHAPES, Encoder, write
+from support.embedding_gemma import EmbeddingGemma
+from support.encoders import SHAPES, Encoder
+from support.encoders import write as write_encoder
 
 pytestmark = pytest.mark.thorough
 
 TEXTS = ["tea", "The sky is blue, why?", "a naïve cup of tea", "日本 rains", "", "blue " * 90]
 #: Token ids of texts of several lengths; some cross a page of the cache.
 IDS = [[2, *((7 * i + n * n) % 80 + 5 for i in range(n)), 3] for n in (0, 1, 5, 62, 63, 130)]
+IDS.append([7])
+
+
+def write(path: Path, name: str, mix: str, pooling: str, **keys: Any) -> Path:
+    """A small file of that name."""
+    if name in embedding_gemma.SHAPES:
+        return embedding_gemma.write(path, embedding_gemma.SHAPES[name], mix, pooling)
+    return write_encoder(path, SHAPES[name], mix, pooling, **keys)
+
+
+def exact_of(path: Path, name: str) -> Encoder | EmbeddingGemma:
+    return EmbeddingGemma(path) if name in embedding_gemma.SHAPES else Encoder(path)
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("encoder") / "bert.gguf", SHAPES["bert"], "Q8_0", "mean")
+    return write(tmp_path_factory.mktemp("encoder") / "bert.gguf", "bert", "Q8_0", "mean")
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +59,21 @@ def encoder(path: Path) -> Iterator[LLM]:
         ("odd", "F16", 0),
         ("bert", "Q8_0", 4e-4),
         ("bert", "Q4_K", 4e-4),
+        ("xlm-r", "Q8_0", 4e-4),
+        ("nomic-bert-moe", "F32", 0),
+        ("nomic-bert-moe", "Q4_K", 4e-4),
+        ("gemma-embedding", "F32", 0),
+        ("gemma-embedding", "Q8_0", 4e-4),
+        ("gemma-embedding", "Q4_K", 4e-4),
+        ("dense", "F32", 0),
+        ("dense", "F16", 0),
     ],
 )
 def test_vectors_are_those_of_an_independent_pass(
     tmp_path: Path, name: str, mix: str, far: float, pooling: str
 ) -> None:
-    path = write(tmp_path / "bert.gguf", SHAPES[name], mix, pooling)
-    exact = Encoder(path)
+    path = write(tmp_path / "bert.gguf", name, mix, pooling)
+    exact = exact_of(path, name)
     wanted = [exact.vector(ids, pooling) for ids in IDS]
     for kv_type, rounded in (("f32", 5e-7), ("i16", 5e-5)):
         with LLM(path, device="cpu", kv_type=kv_type) as llm:
@@ -66,7 +89,18 @@ def test_vectors_are_those_of_an_independent_pass(
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 @pytest.mark.parametrize(
     ("name", "mix", "far"),
-    [("bert", "F32", 2e-6), ("bert", "Q8_0", 3e-4), ("nomic-bert", "F32", 2e-6)],
+    [
+        ("bert", "F32", 2e-6),
+        ("bert", "Q8_0", 3e-4),
+        ("nomic-bert", "F32", 2e-6),
+        ("xlm-r", "F16", 2e-6),
+        ("nomic-bert-moe", "F32", 2e-6),
+        ("nomic-bert-moe", "Q8_0", 3e-4),
+        ("gemma-embedding", "F32", 2e-6),
+        ("gemma-embedding", "Q4_K", 3e-3),
+        ("dense", "F16", 2e-6),
+        ("dense", "Q8_0", 3e-4),
+    ],
 )
 def test_agrees_with_llama_cpp(
     tmp_path: Path, name: str, mix: str, far: float, pooling: str
@@ -74,7 +108,7 @@ def test_agrees_with_llama_cpp(
     """Its GELU is the approximation by tanh, of halves, and with Q8_0 it rounds what it multiplies
     to 8 bits: no more than that is between."""
     xllamacpp = pytest.importorskip("xllamacpp", reason="llama.cpp, of the extra [test]")
-    path = write(tmp_path / "bert.gguf", SHAPES[name], mix, pooling)
+    path = write(tmp_path / "bert.gguf", name, mix, pooling)
     params = xllamacpp.CommonParams()
     params.model.path = str(path)
     params.n_ctx = params.n_batch = params.n_ubatch = 200
@@ -118,12 +152,16 @@ for mode in ("full", "none"):
 
 
 @pytest.mark.parametrize(
-    ("name", "mix"), [("bert", "Q8_0"), ("odd", "F16"), ("nomic-bert", "Q8_0")]
+    ("name", "mix"),
+    [
+        *(("bert", "Q8_0"), ("odd", "F16"), ("nomic-bert", "Q8_0")),
+        *(("nomic-bert-moe", "Q8_0"), ("gemma-embedding", "Q8_0"), ("dense", "Q8_0")),
+    ],
 )
 def test_a_card_gives_the_bits_of_the_cpu(
     tmp_path: Path, ksim_env: dict[str, str], name: str, mix: str
 ) -> None:
-    path = write(tmp_path / "bert.gguf", SHAPES[name], mix, "cls")
+    path = write(tmp_path / "bert.gguf", name, mix, "cls")
     found = run_on(path, ksim_env, ON_CARD, device="cuda", ids=IDS)
     with LLM(path, device="cpu") as llm:
         for mode in ("full", "none"):
@@ -165,7 +203,7 @@ def test_it_generates_nothing(encoder: LLM) -> None:
 def test_where_the_file_names_no_pooling_it_is_the_mean(
     tmp_path: Path, pooling: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = write(tmp_path / "bert.gguf", SHAPES["odd"], "F16", pooling)
+    path = write(tmp_path / "bert.gguf", "odd", "F16", pooling)
     with LLM(path, device="cpu") as llm:
         assert llm.pooling == (pooling or None)
         wanted = "cls" if pooling == "cls" else "mean"
@@ -174,7 +212,7 @@ def test_where_the_file_names_no_pooling_it_is_the_mean(
 
 
 def test_what_is_no_encoder_of_this_kind_is_refused(tmp_path: Path, tiny: Path) -> None:
-    path = write(tmp_path / "bert.gguf", SHAPES["odd"], "F16", bert__rope__freq_base=1e4)
+    path = write(tmp_path / "bert.gguf", "odd", "F16", "", bert__rope__freq_base=1e4)
     with LLM(path, device="cpu") as llm:  # a key that says nothing here
         assert llm.embed("tea").shape == (96,)
     data = path.read_bytes()
@@ -188,6 +226,22 @@ def test_what_is_no_encoder_of_this_kind_is_refused(tmp_path: Path, tiny: Path) 
         said = "pooling = cls: in this model, the first token sees no other"
         with pytest.raises(onegraph.ArgumentError, match=said):
             llm.embed("tea", pooling="cls")
+
+
+def test_dense_layers_make_vectors_of_all_that_was_pooled(tmp_path: Path) -> None:
+    shape = embedding_gemma.SHAPES["dense"]
+    path = embedding_gemma.write(tmp_path / "dense.gguf", shape)
+    exact = EmbeddingGemma(path)
+    with LLM(path, device="cpu", kv_type="f32") as llm:
+        found = llm.embed(IDS[3], dimensions=100)
+        assert np.abs(found - exact.vector(IDS[3], "mean", 100)).max() < 5e-7
+    for without, said in [
+        ("dense_3", "a vector of 512 numbers behind it"),
+        ("dense_2", r"dense_3\.weight: found the shape \[512, 256\], expected rows of 256"),
+    ]:
+        path = embedding_gemma.write(tmp_path / "half.gguf", shape, without=without)
+        with pytest.raises(onegraph.ModelError, match=said):
+            LLM(path, device="cpu")
 
 
 def test_info_shows_an_encoder(path: Path) -> None:

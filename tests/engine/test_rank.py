@@ -69,24 +69,30 @@ def test_scores_are_those_of_an_independent_pass(path: Path) -> None:
 
 def test_agrees_with_llama_cpp(tmp_path: Path) -> None:
     """Of what spells no control token: that reads those as such."""
-    xllamacpp = pytest.importorskip("xllamacpp", reason="llama.cpp, of the extra [test]")
     path = write(tmp_path / "rank.gguf", "F16")
+    documents = [DOCUMENTS[0], DOCUMENTS[3], "toast"]
+    theirs = llama_cpp_scores(path, documents)
+    with LLM(path, device="cpu") as llm:
+        found = llm.rank(QUERY, documents)
+    assert np.abs(found - theirs).max() < 5e-3
+
+
+def llama_cpp_scores(path: Path, documents: list[str]) -> Any:
+    """What llama.cpp says of them."""
+    xllamacpp = pytest.importorskip("xllamacpp", reason="llama.cpp, of the extra [test]")
     params = xllamacpp.CommonParams()
     params.model.path = str(path)
-    params.n_ctx = params.n_batch = params.n_ubatch = 512
+    params.n_ctx = params.n_batch = params.n_ubatch = 200
     params.n_parallel = 1
     params.port = 0
     params.warmup = False
     params.embedding = True
     params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
     server = xllamacpp.Server(params)
-    documents = [DOCUMENTS[0], DOCUMENTS[3], "toast"]
     answer: Any = server.handle_rerank({"query": QUERY, "documents": documents})
     answer = json.loads(answer) if isinstance(answer, str) else answer
-    theirs = {each["index"]: each["relevance_score"] for each in answer["results"]}
-    with LLM(path, device="cpu") as llm:
-        found = llm.rank(QUERY, documents)
-    assert np.abs(found - [theirs[i] for i in range(3)]).max() < 5e-3
+    scores = {each["index"]: each["relevance_score"] for each in answer["results"]}
+    return np.array([scores[i] for i in range(len(documents))])
 
 
 def test_a_list_gives_the_bits_of_each_document_alone(path: Path, ranker: LLM) -> None:
@@ -139,18 +145,48 @@ def test_a_head_that_is_not_read_is_refused(tmp_path: Path, path: Path) -> None:
     other.write_bytes(data.replace(b"cls.output.weight", b"cls.0utput.weight"))
     with pytest.raises(onegraph.ModelError, match=r"cls\.0utput\.weight"):
         LLM(other, device="cpu")
-    bert = write_encoder(tmp_path / "bert.gguf", SHAPES["bert"], "F16", "rank")
-    with pytest.raises(onegraph.ModelError, match="rerankers with 2 token types"):
-        LLM(bert, device="cpu")
 
 
-def test_an_encoder_of_one_type_of_tokens_ranks(tmp_path: Path) -> None:
-    """Its first token has seen both."""
-    path = write_encoder(tmp_path / "bert.gguf", SHAPES["odd"], "F32", "rank")
+@pytest.mark.parametrize("name", ["bert", "odd"])
+def test_an_encoder_ranks(tmp_path: Path, name: str) -> None:
+    """Its first token has seen both; where it has two types, a document is of the second."""
+    path = write_encoder(tmp_path / "bert.gguf", SHAPES[name], "F32", "rank")
     exact, documents = Encoder(path), ["tea", "blue sky", "", "rain"]
     with LLM(path, device="cpu", kv_type="f32") as llm:
         found = llm.rank("a cup", documents)
         query, *texts = (llm.tokenize(text)[1:-1] for text in ["a cup", *documents])
-        wanted = [exact.score([2, *query, 3, *text, 3]) for text in texts]
+        second = len(query) + 2 if SHAPES[name].n_types > 1 else None
+        wanted = [exact.score([2, *query, 3, *text, 3], second) for text in texts]
+        assert np.abs(found - wanted).max() < 1e-6
+        # A text alone is of the first.
+        alone = exact.vector(llm.tokenize("tea"), "cls")
+        assert np.abs(llm.embed("tea", pooling="cls") - alone).max() < 1e-6
     assert np.std(wanted) > 0.02
-    assert np.abs(found - wanted).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["bert", "xlm-r"])
+def test_an_encoder_ranks_with_the_same_bits_everywhere(
+    tmp_path: Path, ksim_env: dict[str, str], name: str
+) -> None:
+    path = write_encoder(tmp_path / "bert.gguf", SHAPES[name], "Q8_0", "rank")
+    given = {"query": QUERY, "documents": DOCUMENTS}
+    with LLM(path, device="cpu") as llm:
+        together = llm.rank(QUERY, DOCUMENTS)
+        assert (together == [llm.rank(QUERY, [document])[0] for document in DOCUMENTS]).all()
+    on_card = ON_CARD.replace("n_ctx=256", "n_ctx=200")
+    found = run_on(path, ksim_env, on_card, device="cuda", **given)
+    assert found["scores"] == together.tobytes().hex()
+
+
+def test_bge_m3s_reranker_agrees_with_llama_cpp(tmp_path: Path) -> None:
+    """Between query and document stand two separators; its score is that before the logistic
+    function."""
+    path = write_encoder(tmp_path / "bert.gguf", SHAPES["xlm-r"], "F16", "rank")
+    theirs = llama_cpp_scores(path, DOCUMENTS[:1] + DOCUMENTS[3:])
+    exact = Encoder(path)
+    with LLM(path, device="cpu") as llm:
+        found = llm.rank(QUERY, DOCUMENTS[:1] + DOCUMENTS[3:])
+        pairs = [[0, *llm.tokenize(QUERY)[1:], 2, *llm.tokenize(d)[1:]] for d in DOCUMENTS]
+    wanted = [exact.score(ids) for ids in pairs[:1] + pairs[3:]]
+    assert np.abs(found - wanted).max() < 1e-4
+    assert np.abs(found - 1 / (1 + np.exp(-theirs))).max() < 5e-3

@@ -28,7 +28,7 @@ ARCHITECTURES = (
     *("qwen3next", "gemma3", "gemma4", "granite", "lfm2", "lfm2moe", "mistral3"),
     *("muse-glimmer", "olmo2", "smollm3", "ernie4_5", "seed_oss", "hunyuan-dense", "glm4"),
     *("exaone4", "glm4moe", "phi3", "cohere2", "command-r", "laguna"),
-    "deepseek2",
+    *("nemotron_h", "nemotron_h_moe", "granitehybrid", "deepseek2"),
 )
 
 #: How near the exact scores of two experts are where caches that round may choose the other; they
@@ -60,8 +60,12 @@ def routed_alike(reference: Reference, ids: list[int], found: np.ndarray, most: 
 
 def fits(name: str, kind: str) -> bool:
     shape = SHAPES[name]
-    # Convolutions are float32 in every mix.
-    columns = [n for at, (n, *rest) in shape.tensors() if rest and "conv" not in at.split(".")[-2]]
+    # Convolutions, and what a scan has a number of a head or a channel, are float32 in every mix.
+    parts = {at: at.split(".")[2] for at, _ in shape.tensors() if at.startswith("blk.")}
+    always = {
+        at for at, part in parts.items() if "conv" in at or part in ("ssm_a", "ssm_d", "ssm_norm")
+    }
+    columns = [n for at, (n, *rest) in shape.tensors() if rest and at not in always]
     return all(n % TYPES[kind] == 0 for n in columns)
 
 

@@ -166,6 +166,22 @@ def test_an_expert_of_every_token(tmp_path: Path) -> None:
     assert found["layers"] == [{"n_layer": 10, "window": None}]
 
 
+def test_a_model_most_of_whose_layers_scan(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    synth.outline(path, shapes.find("nemotron-3-nano-30b-a3b"), "Q8_0")
+    found = info(path)
+    assert found["error"] is None and found["unused_tensors"] == []
+    assert found["rope"] is None
+    # "30B-A3B": 31.6 billion, of which a token reads 3.2.
+    assert 31.5e9 < found["n_params"] < 31.7e9
+    assert 3.1e9 < found["decode"]["active_params"] < 3.3e9
+    assert found["layers"] == [{"n_layer": 6, "window": None}]
+    # 23 layers with 128 numbers for each of 64 x 64 values, and the last three tokens of the
+    # convolution over these values and eight groups of two times 128.
+    state = 23 * (64 * 64 * 128 + 3 * (64 * 64 + 2 * 8 * 128)) * 4
+    assert found["memory"]["state_bytes_per_sequence"] == state
+
+
 @pytest.mark.parametrize("arch", tiny.ARCHITECTURES)
 def test_every_architecture(tmp_path: Path, arch: str) -> None:
     path = tiny.write(tmp_path / "tiny.gguf", arch)
@@ -234,7 +250,8 @@ def test_what_cannot_run_is_described_all_the_same(tmp_path: Path) -> None:
         "supported: llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, qwen35moe, qwen3next, "
         "gemma3, gemma4, granite, lfm2, lfm2moe, mistral3, muse-glimmer, olmo2, smollm3, "
         "ernie4_5, seed_oss, hunyuan-dense, glm4, exaone4, glm4moe, phi3, cohere2, "
-        "command-r, laguna, deepseek2, bert, nomic-bert" in found["error"]
+        "command-r, laguna, nemotron_h, nemotron_h_moe, granitehybrid, deepseek2, bert, "
+        "nomic-bert, nomic-bert-moe, gemma-embedding" in found["error"]
     )
     assert found["architecture"] == "gpt2"
     assert found["shape"]["n_layer"] == tiny.N_LAYER

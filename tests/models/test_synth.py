@@ -233,6 +233,8 @@ def test_sizes_of_the_true_shapes() -> None:
         "command-a": 111.06,
         "command-r-08-2024": 32.30,
         "laguna-xs.2": 33.44,
+        "nemotron-3-nano-30b-a3b": 31.58,
+        "granite-4.0-h-tiny": 6.94,
         "glm-4.7-flash": 29.94,
         "deepseek-v2-lite": 15.706,
         "deepseek-r1": 671.03,

@@ -1,6 +1,7 @@
 """The ops of encoders: `layer_norm`, `gelu` by the normal distribution, `add_row`, and attention to
 tokens behind a row; against float64, and the interpreter's bits on cards."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -123,13 +124,14 @@ def test_gelu_has_the_interpreters_bits(backend: Backend) -> None:
 def test_a_row_of_a_table_is_added(backend: Backend) -> None:
     table = normal(10, 48, seed=1)
     plan = Plan()
-    for name, row in (("x", "position"), ("y", "first")):
+    for name, row in (("x", "position"), ("y", "first"), ("z", "type")):
         at = plan.vector(f"of_{name}", table.reshape(-1))
         plan.op("add_row", x=plan.buffer(name, 48), table=at, row=row)
     run = Run(backend, plan)
-    x, y = normal(5, 48, seed=2), normal(5, 48, seed=3)
-    positions = [0, 9, 3, 3, 10]
-    run({"x": x, "y": y}, positions=positions)
+    x, y, z = (normal(5, 48, seed=seed) for seed in (2, 3, 4))
+    positions, types = [0, 9, 3, 3, 10], [0, 1, 1, 0, 1]
+    run({"x": x, "y": y, "z": z}, positions=positions, types=types)
+    assert np.array_equal(bits(run["z"]), bits(z + table[types]))
     assert np.array_equal(bits(run["y"]), bits(y + table[0]))
     assert np.array_equal(bits(run["x"][:4]), bits(x[:4] + table[positions[:4]]))
     # Behind the table's end is nothing to add.
@@ -160,6 +162,32 @@ def test_rows_see_all_of_their_text_and_nothing_else(backend: Backend, kv_type: 
     for slot, (rows, n, its) in enumerate(zip(texts, lengths, wanted, strict=True)):
         alone = run(rows, positions=range(n), slots=[slot] * n)["out"]
         assert_same(alone, its)
+
+
+@pytest.mark.one_shape
+@over_backends
+@pytest.mark.parametrize("window", [1, 8, 71, 400])
+def test_rows_see_a_window_around_them(backend: Backend, window: int) -> None:
+    """Half of it to either side, as far as the text goes."""
+    shape = Shape(4, 2, 64, window=window, causal=False)
+    lengths, half = [1, 100, 5], window // 2
+    texts = [shape.rows(n, seed=n) for n in lengths]
+    wanted = []
+    for rows, n in zip(texts, lengths, strict=True):
+        for r in range(n):
+            first, last = max(r - half, 0), min(r + half, n - 1)
+            # As a row at the end of what it sees would.
+            seen = dataclasses.replace(shape, window=last - first + 1)
+            row = {**rows, "q": np.repeat(rows["q"][r : r + 1], n, axis=0)}
+            wanted.append(seen.exact(row, range(last, last + 1)))
+    run = shape.run(backend, 100, n_slots=3)
+    together = {name: np.concatenate([rows[name] for rows in texts]) for name in "qkv"}
+    found = run(
+        together,
+        positions=[p for n in lengths for p in range(n)],
+        slots=[slot for slot, n in enumerate(lengths) for _ in range(n)],
+    )["out"]
+    assert_same(found, np.concatenate(wanted))
 
 
 @pytest.mark.one_shape

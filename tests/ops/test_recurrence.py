@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support import exact_attention as stated
+from support import mamba2
 from support.backends import INTERPRETER, Backend, over_backends, over_cards
 from support.delta_rule import causal_convolution, delta_rule, logistic
 from support.plans import Floats, Plan, Run, bits, nmse, normal
@@ -22,11 +24,14 @@ class Convolution:
     taps: int
     silu: bool = False
     gates: bool = False
+    bias: bool = False
+    #: Values of a row before and behind those that are convolved.
+    around: tuple[int, int] = (0, 0)
 
     @property
     def width(self) -> int:
         """Of its input."""
-        return 3 * self.channels if self.gates else self.channels
+        return (3 if self.gates else 1) * self.channels + sum(self.around)
 
     def plan(self) -> Plan:
         plan = Plan()
@@ -37,6 +42,11 @@ class Convolution:
         """The op, with what it reads, and where its output of this name goes."""
         weight = normal(self.channels, self.taps, seed=7)
         x, out = plan.buffer("x", self.width), plan.buffer(name, self.channels)
+        more: dict[str, Any] = {} if self.gates else {"silu": self.silu}
+        if self.bias:
+            more["bias"] = plan.vector("bias", normal(self.channels, seed=8))
+        if any(self.around):
+            more["part"] = {"first": self.around[0], "of": self.width}
         plan.op(
             "gated_conv" if self.gates else "short_conv",
             x=x,
@@ -44,7 +54,7 @@ class Convolution:
             state=plan.state("conv", (self.taps - 1) * self.channels),
             out=out,
             taps=self.taps,
-            **({} if self.gates else {"silu": self.silu}),
+            **more,
         )
         return out
 
@@ -57,7 +67,8 @@ class Convolution:
         if self.gates:
             b, c, u = np.split(x, 3, axis=1)
             return c * causal_convolution(b * u, weight)
-        y = causal_convolution(x, weight)
+        y = causal_convolution(x[:, self.around[0] :][:, : self.channels], weight)
+        y = y + normal(self.channels, seed=8) * float(self.bias)
         return y * logistic(y) if self.silu else y
 
 
@@ -138,7 +149,67 @@ class ConvolvedRule:
         return self.rule.exact({**inputs, "qkv": qkv})
 
 
-Op = Convolution | DeltaNet | ConvolvedRule
+@dataclass(frozen=True)
+class Scan:
+    """Mamba-2's, over what a convolution gives of the same rows, as layers have both."""
+
+    n_head: int
+    n_group: int
+    head_dim: int
+    d_state: int
+    taps: int = 4
+
+    @property
+    def inner(self) -> int:
+        return self.n_head * self.head_dim
+
+    @property
+    def convolution(self) -> Convolution:
+        channels = self.inner + 2 * self.n_group * self.d_state
+        around = (self.inner, self.n_head)
+        return Convolution(channels, self.taps, silu=True, bias=True, around=around)
+
+    @property
+    def weights(self) -> dict[str, Floats]:
+        a, d = -np.abs(normal(self.n_head, seed=3)), normal(self.n_head, seed=5)
+        return {"a": a, "dt": normal(self.n_head, seed=4) - 2, "d": d}
+
+    def plan(self) -> Plan:
+        plan = Plan()
+        convolved = self.convolution.add(plan, "convolved")
+        self.add(plan, 0, convolved, self.weights)
+        return plan
+
+    def add(self, plan: Plan, projected: int, convolved: int, weights: dict[str, Floats]) -> None:
+        plan.op(
+            "mamba2",
+            projected=projected,
+            convolved=convolved,
+            **{name: plan.vector(name, values) for name, values in weights.items()},
+            state=plan.state("scan", self.inner * self.d_state),
+            out=plan.buffer("out", self.inner),
+            n_head=self.n_head,
+            n_group=self.n_group,
+            head_dim=self.head_dim,
+            d_state=self.d_state,
+        )
+
+    def inputs(self, n: int, seed: int = 1) -> dict[str, Floats]:
+        return self.convolution.inputs(n, seed)
+
+    def exact(self, inputs: dict[str, Floats]) -> np.ndarray:
+        convolved, n = self.convolution.exact(inputs), len(inputs["x"])
+        shared = self.n_group * self.d_state
+        parts = np.split(convolved, [self.inner, self.inner + shared], axis=1)
+        shapes = [(self.n_head, self.head_dim), *[(self.n_group, self.d_state)] * 2]
+        x, b, c = (part.reshape(n, *shape) for part, shape in zip(parts, shapes, strict=True))
+        rows = inputs["x"].astype(np.float64)
+        fields = [values.astype(np.float64) for values in self.weights.values()]
+        y = mamba2.scan(x, b, c, rows[:, -self.n_head :], *fields).reshape(n, -1)
+        return mamba2.gated(y, rows[:, : self.inner])
+
+
+Op = Convolution | DeltaNet | ConvolvedRule | Scan
 
 OPS: list[Op] = [
     Convolution(512, 4, gates=True),
@@ -162,6 +233,11 @@ OPS: list[Op] = [
     # Heads of values that share one of keys are neighbours.
     DeltaNet(6, 2, 16, grouped=True),
     ConvolvedRule(DeltaNet(6, 3, 32, grouped=True), 3),
+    Convolution(40, 3, bias=True),
+    Convolution(264, 4, silu=True, bias=True, around=(24, 7)),
+    Scan(4, 2, 64, 128),
+    Scan(3, 1, 16, 32, taps=2),
+    Scan(2, 2, 40, 256),
     ConvolvedRule(DeltaNet(4, 2, 64), 4),
 ]
 over_ops = pytest.mark.parametrize("op", OPS, ids=str)
@@ -250,6 +326,33 @@ def test_a_sequence_has_the_same_bits_alone_and_among_others(backend: Backend, o
 
 
 @over_backends
+@pytest.mark.parametrize("op", [OPS[0], OPS[2], OPS[4], OPS[8], OPS[17]], ids=str)
+def test_a_sequence_may_begin_and_end_anywhere_in_a_tile_of_rows(backend: Backend, op: Op) -> None:
+    """Kernels take prompts in tiles of 8 or 16 rows; a neighbour's rows lie before and behind."""
+    inputs = [op.inputs(50, seed=10 * i) for i in range(3)]
+    alone = Run(backend, op.plan(), n_slots=3)
+    run = Run(backend, op.plan(), n_slots=3)
+    for first in (13, 14, 15, 16):
+        for length in (1, 2, 3, 18, 34):
+            parts = [(0, range(first)), (1, range(length)), (2, range(5))]
+            run(
+                {
+                    name: np.concatenate([inputs[slot][name][: len(its)] for slot, its in parts])
+                    for name in inputs[0]
+                },
+                positions=[p for _, its in parts for p in its],
+                slots=[slot for slot, its in parts for _ in its],
+            )
+            found = np.split(run["out"], [first, first + length])
+            for (slot, its), out in zip(parts, found, strict=True):
+                own = {name: values[: len(its)] for name, values in inputs[slot].items()}
+                wanted = cut(alone, own, [len(its)], slot)
+                assert np.array_equal(bits(out), bits(wanted)), (first, length, slot)
+                state = bits(alone.state(slot))
+                assert np.array_equal(bits(run.state(slot)), state), (first, length, slot)
+
+
+@over_backends
 @over_ops
 def test_rows_of_no_sequence_touch_no_state(backend: Backend, op: Op) -> None:
     run = Run(backend, op.plan(), n_slots=2)
@@ -312,6 +415,52 @@ def test_gates_at_their_ends(backend: Backend) -> None:
     assert np.isfinite(found).all()
     with np.errstate(over="ignore"):
         assert nmse(found, op.exact(inputs)) <= backend.nmse
+
+
+@over_backends
+def test_a_scan_sums_in_the_stated_order(backend: Backend) -> None:
+    """With steps and gates of 30, of which softplus and silu are 30, and a state that stays or
+    goes as a whole."""
+    op, n, ends = Scan(2, 1, 8, 48), 5, np.float32(30)
+    channels = op.convolution.channels
+    plan = Plan()
+    projected = plan.buffer("projected", op.inner + channels + op.n_head)
+    weights = {"a": np.array([0, -9], np.float32), "d": normal(2, seed=5)}
+    weights["dt"] = np.zeros(2, np.float32)
+    op.add(plan, projected, plan.buffer("convolved", channels), weights)
+    rows = normal(n, channels)
+    inputs = {"projected": np.full((n, op.inner + channels + 2), ends), "convolved": rows}
+    found = Run(backend, plan)(inputs)["out"].reshape(n, 2, 8)
+    b, c = rows[:, op.inner :][:, :48], rows[:, op.inner + 48 :]
+    for head, stays in enumerate([1.0, 0.0]):
+        state = np.zeros((48, 8), np.float32)
+        for i in range(n):
+            x = rows[i, 8 * head :][:8]
+            u, before = ends * x, np.float32(stays) * state
+            state = np.stack([stated.fma(b[i, r], u, before[r]) for r in range(48)])
+            chains = np.zeros((16, 8), np.float32)
+            for r in range(0, 48, 16):
+                part = zip(state[r : r + 16], c[i, r : r + 16], chains, strict=True)
+                chains = np.stack([stated.fma(s, q, y) for s, q, y in part])
+            for _ in range(2):
+                chains = np.stack([(w + x) + (y + z) for w, x, y, z in chains.reshape(-1, 4, 8)])
+            wanted = ends * stated.fma(weights["d"][head], x, chains[0])
+            assert np.array_equal(bits(found[i, head]), bits(wanted)), (head, i)
+
+
+@over_backends
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_steps_that_are_not_finite_make_their_head_no_number(
+    backend: Backend, value: float
+) -> None:
+    op = Scan(2, 1, 16, 32)
+    inputs = op.inputs(6)
+    clean = cut(Run(backend, op.plan()), inputs, [6])
+    inputs["x"][3, -1] = value
+    found = cut(Run(backend, op.plan()), inputs, [6])
+    assert np.isnan(found[3:, 16:]).all()
+    assert np.array_equal(bits(found[:3]), bits(clean[:3]))
+    assert np.array_equal(bits(found[:, :16]), bits(clean[:, :16]))
 
 
 @over_backends

@@ -50,6 +50,39 @@ def test_rms_norm_without_a_weight_is_that_of_ones(
 
 
 @over_backends
+@pytest.mark.parametrize(("width", "group"), [(192, 64), (400, 80), (2048, 512), (90, 30)])
+def test_groups_of_rms_norm_may_have_weights_of_their_own(
+    backend: Backend, width: int, group: int
+) -> None:
+    plan = Plan()
+    x, y, z = (plan.buffer(name, width) for name in "xyz")
+    weight = normal(width, seed=1)
+    plan.op("rms_norm", x=x, weight=plan.vector("w", weight), out=y, group=group, eps=1e-6)
+    plan.op("rms_norm", x=x, weight=None, out=z, group=group, eps=1e-6)
+    # Not the gate of heads, which have one weight.
+    plan.op("swi_glu", gate=x, up=y, out=plan.buffer("gated", width))
+    run = Run(backend, plan)
+    for rows in ROWS:
+        run({"x": normal(rows, width, seed=rows)})
+        assert np.array_equal(bits(run["y"]), bits(run["z"] * weight))
+
+
+@over_backends
+def test_the_square_of_what_is_positive(backend: Backend) -> None:
+    plan = Plan()
+    plan.op("relu_squared", x=plan.buffer("x", 96))
+    run = Run(backend, plan)
+    for rows in ROWS:
+        x = normal(rows, 96, seed=rows, scale=3)
+        x[0, :4] = 0.0, -0.0, 1e-30, -1e30
+        run({"x": x})
+        assert np.array_equal(bits(run["x"]), bits(np.maximum(x, 0) ** 2))
+    x[0, :3] = np.nan, np.inf, -np.inf
+    run({"x": x})
+    assert np.isnan(run["x"][0, :3]).all()
+
+
+@over_backends
 def test_rms_norm_of_zeros_is_zero(backend: Backend) -> None:
     plan = Plan()
     x, y = plan.buffer("x", 64), plan.buffer("y", 64)

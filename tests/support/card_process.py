@@ -30,8 +30,10 @@ path, given, out = sys.argv[1], json.loads(sys.argv[2]), {}
 def few_layers(shape: Shape) -> Shape:
     """The shape with two layers, one of each kind, where it has kinds that alternate: the simulated
     card takes its time for each layer. That the others come in their order is held on the CPU."""
-    if shape.window_heads or shape.latent:
+    if shape.window_heads or shape.latent or shape.arch == "granitehybrid":
         return dataclasses.replace(shape, n_layer=2)
+    if shape.is_nemotron_h:
+        return dataclasses.replace(shape, n_layer=3)
     if shape.n_layer_shared_kv or shape.n_layer_dense:
         return shape
     if shape.arch in ("gemma3", "gemma4", "muse-glimmer", "exaone4", "cohere2"):

@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onegraph import _native
 
+from support.oracles import unigram
+
 Doubles = NDArray[np.float64]
 
 #: Numbers of `pooling_type`.
@@ -40,14 +42,21 @@ class Shape:
     n_types: int = 2
     eps: float = 1e-12
     arch: str = "bert"
+    unigram: bool = False
 
 
-#: The second has rows and heads that are no multiples of what kernels like.
+#: The second has rows and heads that are no multiples of what kernels like, the last two the
+#: tokenizer and the one type of bge-m3.
 SHAPES = {
     "bert": Shape(256, 512, 4),
     "odd": Shape(96, 160, 3, n_layer=3, n_types=0, eps=1e-5),
     "nomic-bert": Shape(256, 512, 4, arch="nomic-bert"),
+    "xlm-r": Shape(256, 512, 4, n_types=1, eps=1e-5, unigram=True),
+    "nomic-bert-moe": Shape(256, 512, 4, n_types=1, eps=1e-5, arch="nomic-bert-moe", unigram=True),
 }
+
+#: Of a layer that has experts; two of them are chosen.
+N_EXPERT = 4
 
 WORDS = ["the", "tea", "cup", "of", "sky", "is", "blue", "why", "naive", "rain", "日", "本"]
 
@@ -60,15 +69,42 @@ def vocabulary() -> list[str]:
     return [*special, *(f"▁{text}" for text in alone), *more]
 
 
+def _unigram(writer: gguf.GGUFWriter) -> list[str]:
+    """Adds XLM-R's kind of vocabulary; between two texts stand two of its separators."""
+    data = unigram()
+    writer.add_tokenizer_model(data["model"])
+    writer.add_tokenizer_pre(data["pre"])
+    writer.add_token_list(data["tokens"])
+    writer.add_token_scores(data["scores"])
+    writer.add_token_types(data["token_type"])
+    writer.add_precompiled_charsmap(data["precompiled_charsmap"])
+    writer.add_add_space_prefix(True)
+    writer.add_remove_extra_whitespaces(True)
+    writer.add_bos_token_id(0)
+    writer.add_pad_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_sep_token_id(2)
+    writer.add_unk_token_id(3)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(True)
+    writer.add_add_sep_token(True)
+    tokens: list[str] = data["tokens"]
+    return tokens
+
+
 def write(
     path: Path, shape: Shape, mix: str = "F32", pooling: str = "", seed: int = 1, **keys: Any
 ) -> Path:
     """A file of `shape`, its matrices of the type `mix`; `keys` are more of its own."""
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, shape.arch)
-    learned = shape.arch == "bert"
+    learned, has_experts = shape.arch == "bert", shape.arch == "nomic-bert-moe"
     if not learned:
         writer.add_rope_freq_base(1000.0)
+    if has_experts:
+        writer.add_moe_every_n_layers(2)
+        writer.add_expert_count(N_EXPERT)
+        writer.add_expert_used_count(2)
     writer.add_block_count(shape.n_layer)
     writer.add_context_length(shape.n_ctx)
     writer.add_embedding_length(shape.n_embd)
@@ -81,27 +117,31 @@ def write(
         writer.add_pooling_type(gguf.PoolingType(POOLING[pooling]))
     for key, value in keys.items():
         writer.add_key_value(key.replace("__", "."), value, gguf.GGUFValueType.get_type(value))
-    tokens = vocabulary()
-    writer.add_tokenizer_model("bert")
-    writer.add_tokenizer_pre("jina-v2-en")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if text[0] == "[" and len(text) > 2 else 1 for text in tokens])
-    writer.add_unk_token_id(1)
-    writer.add_bos_token_id(2)
-    writer.add_sep_token_id(3)
-    writer.add_pad_token_id(0)
-    writer.add_mask_token_id(4)
+    if shape.unigram:
+        tokens = _unigram(writer)
+    else:
+        tokens = vocabulary()
+        writer.add_tokenizer_model("bert")
+        writer.add_tokenizer_pre("jina-v2-en")
+        writer.add_token_list(tokens)
+        writer.add_token_types([3 if text[0] == "[" and len(text) > 2 else 1 for text in tokens])
+        writer.add_unk_token_id(1)
+        writer.add_bos_token_id(2)
+        writer.add_sep_token_id(3)
+        writer.add_pad_token_id(0)
+        writer.add_mask_token_id(4)
 
-    def matrix(name: str, n_in: int, n_out: int, size: float) -> None:
-        values = (rng.standard_normal((n_out, n_in)) * size).astype(np.float32)
+    def matrix(name: str, n_in: int, n_out: int | tuple[int, int], size: float) -> None:
+        rows = n_out if isinstance(n_out, tuple) else (n_out,)
+        values = (rng.standard_normal((*rows, n_in)) * size).astype(np.float32)
         kind = gguf.GGMLQuantizationType[mix]
-        if mix == "F32":
+        if mix == "F32" or name.endswith("gate_inp.weight"):
             writer.add_tensor(name, values)
         elif mix == "F16":
             writer.add_tensor(name, values.astype(np.float16))
         else:
             data = np.frombuffer(_native.quantize(mix, values.reshape(-1)), np.uint8)
-            writer.add_tensor(name, data.reshape(n_out, -1), raw_dtype=kind)
+            writer.add_tensor(name, data.reshape(*rows, -1), raw_dtype=kind)
 
     def vector(name: str, n: int, middle: float) -> None:
         writer.add_tensor(name, (middle + 0.1 * rng.standard_normal(n)).astype(np.float32))
@@ -112,7 +152,7 @@ def write(
 
     def linear(name: str, n_in: int, n_out: int, gain: float = 1.0) -> None:
         matrix(f"{name}.weight", n_in, n_out, gain / math.sqrt(n_in))
-        if learned:
+        if shape.arch != "nomic-bert":
             vector(f"{name}.bias", n_out, 0.0)
 
     n = shape.n_embd
@@ -133,11 +173,17 @@ def write(
                 linear(f"{at}.{part}", n, n, gain)
         else:
             linear(f"{at}.attn_qkv", n, 3 * n, 1.3)
-            linear(f"{at}.ffn_gate", n, shape.n_ff, 1.5)
         linear(f"{at}.attn_output", n, n, 2.0)
         norm(f"{at}.attn_output_norm")
-        linear(f"{at}.ffn_up", n, shape.n_ff, 1.5)
-        linear(f"{at}.ffn_down", shape.n_ff, n)
+        if has_experts and layer % 2:
+            matrix(f"{at}.ffn_gate_inp.weight", n, N_EXPERT, 1.0 / math.sqrt(n))
+            matrix(f"{at}.ffn_up_exps.weight", n, (N_EXPERT, shape.n_ff), 1.5 / math.sqrt(n))
+            matrix(f"{at}.ffn_down_exps.weight", shape.n_ff, (N_EXPERT, n), 1.0 / math.sqrt(n))
+        else:
+            if shape.arch == "nomic-bert":
+                linear(f"{at}.ffn_gate", n, shape.n_ff, 1.5)
+            linear(f"{at}.ffn_up", n, shape.n_ff, 1.5)
+            linear(f"{at}.ffn_down", shape.n_ff, n)
         norm(f"{at}.layer_output_norm")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -159,30 +205,49 @@ class Encoder:
             self._weights[tensor.name] = np.asarray(flat, np.float64).reshape(dims)
         arch = reader.fields["general.architecture"].contents()
         key = lambda name: reader.fields[f"{arch}.{name}"].contents()  # noqa: E731
-        self.rope_base = float(key("rope.freq_base")) if arch == "nomic-bert" else None
+        self.rope_base = float(key("rope.freq_base")) if arch != "bert" else None
+        self.arch = arch
         self.n_layer = int(key("block_count"))
         self.n_head = int(key("attention.head_count"))
         self.eps = float(key("attention.layer_norm_epsilon"))
 
-    def states(self, ids: list[int]) -> Doubles:
-        """The last hidden state of each token."""
+    def states(self, ids: list[int], second: int | None = None) -> Doubles:
+        """The last hidden state of each token; of a pair, where the `second` text begins."""
         x = self._weights["token_embd.weight"][ids]
         if self.rope_base is None:
             x = x + self._weights["position_embd.weight"][: len(ids)]
         if "token_types.weight" in self._weights:
-            x = x + self._weights["token_types.weight"][0]
+            types = np.arange(len(ids)) >= (len(ids) if second is None else second)
+            x = x + self._weights["token_types.weight"][types.astype(int)]
         x = self._norm(x, "token_embd_norm")
         for layer in range(self.n_layer):
             at = f"blk.{layer}"
             x = self._norm(x + self._attention(x, at), f"{at}.attn_output_norm")
-            inner = self._linear(x, f"{at}.ffn_up")
-            if self.rope_base is None:
-                inner = inner * _erfc(-inner / math.sqrt(2)) / 2
-            else:
-                gate = self._linear(x, f"{at}.ffn_gate")
-                inner = inner * gate / (1 + np.exp(-gate))
-            x = self._norm(x + self._linear(inner, f"{at}.ffn_down"), f"{at}.layer_output_norm")
+            x = self._norm(x + self._feed_forward(x, at), f"{at}.layer_output_norm")
         return x
+
+    def _feed_forward(self, x: Doubles, at: str) -> Doubles:
+        if f"{at}.ffn_gate_inp.weight" in self._weights:
+            return np.stack([self._experts(row, at) for row in x])
+        inner = self._linear(x, f"{at}.ffn_up")
+        if self.arch == "nomic-bert":
+            gate = self._linear(x, f"{at}.ffn_gate")
+            inner = inner * gate / (1 + np.exp(-gate))
+        else:
+            inner = self._gelu(inner)
+        return self._linear(inner, f"{at}.ffn_down")
+
+    def _experts(self, row: Doubles, at: str) -> Doubles:
+        """Of the two with the largest shares, times these (https://arxiv.org/abs/2502.07972)."""
+        shares = np.exp(self._weights[f"{at}.ffn_gate_inp.weight"] @ row)
+        shares /= shares.sum()
+        up, down = (self._weights[f"{at}.ffn_{part}_exps.weight"] for part in ("up", "down"))
+        best = np.argsort(-shares)[:2]
+        return np.sum([shares[i] * (down[i] @ self._gelu(up[i] @ row)) for i in best], axis=0)
+
+    @staticmethod
+    def _gelu(x: Doubles) -> Doubles:
+        return x * _erfc(-x / math.sqrt(2)) / 2
 
     def vector(self, ids: list[int], pooling: str) -> Doubles:
         """The text's vector, of length 1."""
@@ -190,9 +255,9 @@ class Encoder:
         pooled = {"cls": states[0], "last": states[-1], "mean": states.mean(axis=0)}[pooling]
         return pooled / np.linalg.norm(pooled)
 
-    def score(self, ids: list[int]) -> float:
+    def score(self, ids: list[int], second: int | None = None) -> float:
         """A reranker's, of a query and a document."""
-        inner = np.tanh(self._linear(self.states(ids)[:1], "cls"))
+        inner = np.tanh(self._linear(self.states(ids, second)[:1], "cls"))
         return float(1 / (1 + np.exp(-self._linear(inner, "cls.output")[0, 0])))
 
     def _attention(self, x: Doubles, at: str) -> Doubles:

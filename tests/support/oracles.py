@@ -127,7 +127,7 @@ def write(path: Path, data: Metadata, *, model: bool = False, name: str = "test"
     writer.add_name(name)
     for key, value in data.items():
         key = f"tokenizer.ggml.{key}"
-        if isinstance(value, list):
+        if isinstance(value, list | bytes):
             writer.add_array(key, value)
         elif isinstance(value, bool):
             writer.add_bool(key, value)
@@ -171,6 +171,8 @@ class HuggingFace:
         plain = {t: i for i, t in enumerate(tokens) if types[i] in (NORMAL, UNUSED, BYTE, UNKNOWN)}
         if data["model"] == "llama":
             self.tokenizer = self._sentencepiece(data)
+        elif data["model"] == "t5":
+            self.tokenizer = self._unigram(data)
         elif data["model"] == "gemma4":
             self.tokenizer = self._of_characters(data, plain)
         else:
@@ -220,9 +222,32 @@ class HuggingFace:
         tokenizer.normalizer = normalizers.Sequence(steps)
         return tokenizer
 
+    @staticmethod
+    def _unigram(data: Metadata) -> tokenizers.Tokenizer:
+        # No text spells what is not a piece.
+        kinds = zip(data["tokens"], data["token_type"], data["scores"], strict=True)
+        pieces = [(t if kind in (NORMAL, BYTE) else f"\0{t}", score) for t, kind, score in kinds]
+        unk = data["unknown_token_id"]
+        of_bytes = BYTE in data["token_type"]
+        tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unk, byte_fallback=of_bytes))
+        steps: list[Any] = []
+        if charsmap := data.get("precompiled_charsmap"):
+            steps.append(normalizers.Precompiled(bytes(charsmap)))
+        if data.get("remove_extra_whitespaces"):
+            steps += [
+                normalizers.Replace(Regex("^ +| +$"), ""),
+                normalizers.Replace(Regex(" +"), " "),
+            ]
+        tokenizer.normalizer = normalizers.Sequence(steps)
+        prefix = "always" if data.get("add_space_prefix") else "never"
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prefix, split=False)
+        return tokenizer
+
     def encode(self, texts: Sequence[str], *, parse_special: bool = False) -> list[list[int]]:
         self.tokenizer.encode_special_tokens = not parse_special
         encoded = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        if isinstance(self.tokenizer.model, models.Unigram):
+            return [one.ids for one in encoded]
         return [[self.ids[token] for token in one.tokens] for one in encoded]
 
 
@@ -342,4 +367,86 @@ def characters(*, newlines: bool = True, **changes: Any) -> Metadata:
         "eos_token_id": 2,
         "add_bos_token": True,
         "add_space_prefix": False,
+    } | changes
+
+
+#: What the charsmap of `unigram` replaces: keys that begin with others, that share their ends, and
+#: that become nothing, a space, or more than they were.
+REPLACED = {
+    "\t": " ",
+    "\n": " ",
+    "\u3000": " ",
+    "\xa0": " ",
+    "\u200b": "",
+    "\xad": "",
+    "Ａ": "A",
+    "ａ": "a",
+    "ﬁ": "fi",
+    "①": "1",
+    "e\u0301": "é",
+    "o\u0302": "ô",
+    "o\u0302\u0301": "ố",
+    "\u1100\u1161": "가",
+    "\u1100\u1161\u11a8": "각",
+    "㌖": "キロメートル",
+    "\ufdfa": "صلى الله عليه وسلم",
+}
+
+
+def charsmap(replaced: dict[str, str]) -> bytes:
+    """The keys as a double array of 32-bit units, then the replacements, a zero behind each."""
+    texts, place = b"", {}
+    for text in dict.fromkeys(replaced.values()):
+        place[text] = len(texts)
+        texts += text.encode() + b"\0"
+    units: dict[int, int] = {0: 0}
+    bases: set[int] = set()
+
+    def add(index: int, keys: dict[bytes, str]) -> None:
+        """The children of the node at `index`, which have these bytes behind them."""
+        labels = sorted({key[0] if key else 0 for key in keys})
+        # An offset below 2^21, and a base of its own whose children's places are free.
+        own = (o for o in range(1, 1 << 21) if index ^ o not in bases)
+        offset = next(o for o in own if all((index ^ o ^ b) not in units for b in labels))
+        bases.add(index ^ offset)
+        units[index] |= offset << 10 | (1 << 8 if b"" in keys else 0)
+        units.update({index ^ offset ^ b: b for b in labels if b})
+        if b"" in keys:
+            units[index ^ offset] = 1 << 31 | place[keys[b""]]
+        for b in filter(None, labels):
+            add(
+                index ^ offset ^ b,
+                {key[1:]: to for key, to in keys.items() if key[:1] == bytes([b])},
+            )
+
+    add(0, {key.encode(): to for key, to in replaced.items()})
+    # A unit that is no node, and nobody's child, where there is none.
+    array = np.array([units.get(i, 1 << 31) for i in range(max(units) + 1)], "<u4").tobytes()
+    return len(array).to_bytes(4, "little") + array + texts
+
+
+def unigram(*, of_bytes: bool = False, **changes: Any) -> Metadata:
+    """A Unigram vocabulary of the pieces of `sentencepiece`, its special tokens as XLM-R's."""
+    data = sentencepiece()
+    pieces = [t for t in data["tokens"][260:] if not set(t) & {"\n", "\t"}]
+    head = ["<s>", "<pad>", "</s>", "<unk>", *(f"<0x{b:02X}>" for b in range(256) if of_bytes)]
+    kinds = [CONTROL, CONTROL, CONTROL, UNKNOWN, *[BYTE] * (len(head) - 4)]
+    # The longer the better, though not always; all of them float32 as they are.
+    scores = [-(4 + 1.5 * len(t) + i * 37 % 101 / 64) for i, t in enumerate(pieces)]
+    return {
+        "model": "t5",
+        "pre": "default",
+        "tokens": [*head, *pieces, "<mask>"],
+        "scores": [0.0] * len(head) + scores + [0.0],
+        "token_type": [*kinds, *[NORMAL] * len(pieces), CONTROL],
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "unknown_token_id": 3,
+        "seperator_token_id": 2,
+        "padding_token_id": 1,
+        "add_bos_token": True,
+        "add_eos_token": True,
+        "add_space_prefix": True,
+        "remove_extra_whitespaces": True,
+        "precompiled_charsmap": charsmap(REPLACED),
     } | changes

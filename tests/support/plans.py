@@ -179,6 +179,7 @@ class Run:
         positions: Sequence[int] | None = None,
         slots: Sequence[int] | None = None,
         out_rows: Sequence[int] = (),
+        types: Sequence[int] = (),
     ) -> Run:
         """Sets `inputs`, each `[rows, width]`, and runs every op once."""
         if tokens is None:
@@ -188,7 +189,7 @@ class Run:
             self.native.write(name, np.ascontiguousarray(values, "<f4").tobytes())
         positions = [0] * len(tokens) if positions is None else positions
         slots = [0] * len(tokens) if slots is None else slots
-        self.native.forward(list(tokens), list(positions), list(slots), list(out_rows))
+        self.native.forward(list(tokens), list(positions), list(slots), list(out_rows), list(types))
         return self
 
     def __getitem__(self, name: str) -> Floats:

@@ -12,8 +12,7 @@ Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3
 qwen35, qwen35moe, qwen3next, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3,
 muse-glimmer, olmo2, smollm3, ernie4_5, seed_oss,
 hunyuan-dense, glm4, exaone4, glm4moe, phi3, cohere2, command-r,
-laguna,
-deepseek2.
+laguna, nemotron_h, nemotron_h_moe, granitehybrid, deepseek2.
 """
 
 from __future__ import annotations
@@ -27,18 +26,22 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from support import gemma4
+from support import gemma4, mamba2
 from support.delta_rule import causal_convolution, delta_rule, logistic
 
 Array = NDArray[np.float64]
 
 #: Architectures that choose experts by sigmoids and a bias.
-SIGMOID = {"lfm2moe", "glm4moe", "laguna", "deepseek2"}
+SIGMOID = {"lfm2moe", "glm4moe", "laguna", "nemotron_h_moe", "deepseek2"}
+
+#: Architectures whose layers are one block each.
+NEMOTRON_H = {"nemotron_h", "nemotron_h_moe"}
 
 #: Architectures whose RoPE rotates neighbours (2i, 2i+1); the others rotate (i, i + d/2).
 INTERLEAVED = {"llama", "granite", "mistral3", "muse-glimmer", "smollm3", "ernie4_5", "glm4"}
 INTERLEAVED |= {"deepseek2"}
 INTERLEAVED |= (COHERE := {"cohere2", "command-r"})
+INTERLEAVED |= {"granitehybrid"} | NEMOTRON_H
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
 NEOX |= {"olmo2", "qwen3next", "seed_oss"} | (LFM2 := {"lfm2", "lfm2moe"})
 NEOX |= {"hunyuan-dense", "exaone4", "glm4moe", "phi3", "laguna"}
@@ -177,6 +180,8 @@ class Reference:
             if self.arch in NORMED_BEHIND:
                 delta = self.norm(delta, f"blk.{layer}.post_attention_norm", behind)
             x = x + residual * delta
+            if self.arch in NEMOTRON_H:
+                continue
             norm = "post_attention_norm" if self.arch in NAMED_AFTER else "ffn_norm"
             delta = self._feed_forward(layer, self._norm_before(x, f"blk.{layer}.{norm}"))
             if self.arch in NORMED_BEHIND:
@@ -206,8 +211,14 @@ class Reference:
 
     def _mixer(self, layer: int) -> Callable[[int, Array], Array]:
         """What mixes the tokens in a layer."""
+        if f"blk.{layer}.ssm_d" in self._tensors:
+            return self._mamba2
         if f"blk.{layer}.ssm_a" in self._tensors:
             return self._delta_rule
+        if f"blk.{layer}.ffn_up.weight" in self._tensors and self.arch in NEMOTRON_H:
+            return self._feed_forward
+        if f"blk.{layer}.ffn_up_exps.weight" in self._tensors and self.arch in NEMOTRON_H:
+            return self._feed_forward
         if f"blk.{layer}.shortconv.conv.weight" in self._tensors:
             return self._gated_convolution
         return self._latent_attention if self.arch == "deepseek2" else self._attention
@@ -221,7 +232,8 @@ class Reference:
 
     def _granite(self, key: str, missing: float) -> float:
         """A factor of Granite (https://huggingface.co/docs/transformers/model_doc/granite)."""
-        return float(self.key(key, missing)) if self.arch == "granite" else missing
+        is_granite = self.arch in ("granite", "granitehybrid")
+        return float(self.key(key, missing)) if is_granite else missing
 
     def _embedding_factor(self) -> float:
         if self.arch == "gemma3":
@@ -256,10 +268,12 @@ class Reference:
     def _rotates(self, layer: int) -> bool:
         if self.arch == "smollm3":
             return layer % 4 != 3
+        if self.arch == "granitehybrid":
+            return bool(self.key("rope.scaling.finetuned", True))
         # EXAONE 4 (https://arxiv.org/abs/2507.11407, section 2.1); without windows all are rotated.
         if self.arch == "exaone4" and not self.window:
             return True
-        alone = ("muse-glimmer", "exaone4", "cohere2")
+        alone = {"muse-glimmer", "exaone4", "cohere2"} | NEMOTRON_H
         return self.arch not in alone or self._sees_a_window(layer)
 
     def _attention(self, layer: int, x: Array) -> Array:
@@ -381,10 +395,28 @@ class Reference:
         out = self.norm(out, f"blk.{layer}.ssm_norm") * (z * logistic(z))
         return self.linear(out.reshape(n, -1), f"blk.{layer}.ssm_out")
 
+    def _mamba2(self, layer: int, x: Array) -> Array:
+        n, groups = len(x), int(self.key("ssm.group_count"))
+        heads, inner = int(self.key("ssm.time_step_rank")), int(self.key("ssm.inner_size"))
+        shared = groups * int(self.key("ssm.state_size"))
+        vector = lambda name: self.require(f"blk.{layer}.{name}").astype(np.float64)  # noqa: E731
+        rows = self.linear(x, f"blk.{layer}.ssm_in")
+        z, xbc, t = np.split(rows, [inner, 2 * inner + 2 * shared], axis=1)
+        xbc = causal_convolution(xbc, vector("ssm_conv1d.weight")) + vector("ssm_conv1d.bias")
+        xbc = xbc * logistic(xbc)
+        parts = np.split(xbc, [inner, inner + shared], axis=1)
+        parts = [p.reshape(n, of, -1) for p, of in zip(parts, (heads, groups, groups), strict=True)]
+        a, dt, d = (vector(name).reshape(-1) for name in ("ssm_a", "ssm_dt.bias", "ssm_d"))
+        out = mamba2.gated(mamba2.scan(*parts, t, a, dt, d).reshape(n, -1), z)
+        normed = normalized(out.reshape(n, groups, -1), self.eps).reshape(n, -1)
+        return self.linear(normed * vector("ssm_norm.weight").reshape(-1), f"blk.{layer}.ssm_out")
+
     def _feed_forward(self, layer: int, x: Array) -> Array:
         if f"blk.{layer}.ffn_gate_inp.weight" in self._tensors:
             return self._experts(layer, x) + self._shared_expert(layer, x)
         up = self.linear(x, f"blk.{layer}.ffn_up")
+        if self.arch in NEMOTRON_H:
+            return self.linear(squared(up), f"blk.{layer}.ffn_down")
         if f"blk.{layer}.ffn_gate.weight" in self._tensors:
             gate = self.linear(x, f"blk.{layer}.ffn_gate")
         else:
@@ -417,15 +449,23 @@ class Reference:
             shares /= np.exp(logits - picked.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True)
         else:
             shares /= shares.sum(axis=1, keepdims=True)
-        if self.arch in ("glm4moe", "laguna", "deepseek2"):
+        if self.arch in ("glm4moe", "laguna", "nemotron_h_moe", "deepseek2"):
             shares *= float(self.key("expert_weights_scale", 1.0))
+        # Of Nemotron 3 Super what they multiply is narrower than rows
+        # (https://arxiv.org/abs/2512.20856).
+        is_latent = f"blk.{layer}.ffn_latent_down.weight" in self._tensors
+        if is_latent:
+            x = self.linear(x, f"blk.{layer}.ffn_latent_down")
         out = np.zeros_like(x)
         for expert in np.unique(chosen):
             rows, at = np.nonzero(chosen == expert)
-            gate, up = (self._expert(layer, part, expert, x[rows]) for part in ("gate", "up"))
-            inner = self._activation(gate, up)
+            up = self._expert(layer, "up", expert, x[rows])
+            if self.arch in NEMOTRON_H:
+                inner = squared(up)
+            else:
+                inner = self._activation(self._expert(layer, "gate", expert, x[rows]), up)
             out[rows] += shares[rows, at, None] * self._expert(layer, "down", expert, inner)
-        return out
+        return self.linear(out, f"blk.{layer}.ffn_latent_up") if is_latent else out
 
     def _of_groups(self, layer: int, compared: Array, counted: int) -> Array:
         """Scores of experts, -inf but in the groups of the largest, by the sum of the largest
@@ -458,6 +498,9 @@ class Reference:
         one number; of glm4moe and laguna the same without a factor."""
         if f"blk.{layer}.ffn_up_shexp.weight" not in self._tensors:
             return 0.0
+        if self.arch in NEMOTRON_H:
+            up = self.linear(x, f"blk.{layer}.ffn_up_shexp")
+            return self.linear(squared(up), f"blk.{layer}.ffn_down_shexp")
         row = self.weight(f"blk.{layer}.ffn_gate_inp_shexp.weight")
         gate, up = (self.linear(x, f"blk.{layer}.ffn_{part}_shexp") for part in ("gate", "up"))
         share = 1.0 if row is None else logistic(x @ row.reshape(-1, 1).astype(np.float64))
@@ -584,6 +627,12 @@ class Reference:
 def normalized(x: Array, eps: float) -> Array:
     """Each row by its root mean square."""
     result: Array = x * (1.0 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps))
+    return result
+
+
+def squared(x: Array) -> Array:
+    """The square of what is positive (https://arxiv.org/abs/2109.08668)."""
+    result: Array = np.maximum(x, 0.0) ** 2
     return result
 
 

@@ -8,7 +8,7 @@ import onegraph
 import pytest
 from onegraph import _native
 from support import oracles
-from support.oracles import BYTE, byte_level, characters, sentencepiece
+from support.oracles import BYTE, byte_level, characters, sentencepiece, unigram
 from support.strings import CATEGORIES, strings
 
 
@@ -26,6 +26,7 @@ MADE: dict[str, Any] = {
     "sentencepiece without bytes": without_bytes,
     "phi-3, whose tokens take white space along": sentencepiece,
     "characters": characters,
+    "unigram": unigram,
     "bytes": lambda: byte_level([(b"a" * 2**i, b"a" * 2**i) for i in range(8)], "gpt-2"),
 }
 

@@ -4,7 +4,7 @@ counted in steps by the tests of rust/engine/src/tokenizer; quadratic, none of t
 import onegraph
 import pytest
 from support import oracles
-from support.oracles import characters, sentencepiece
+from support.oracles import characters, sentencepiece, unigram
 
 pytestmark = pytest.mark.thorough
 
@@ -34,7 +34,16 @@ UNITS = {
 }
 KINDS = [
     *("smollm", "gpt-2", "llama-bpe", "qwen2", "qwen35", "gpt-4o", "tekken", "deepseek-llm"),
-    *("deepseek-coder", "falcon", "default", "sentencepiece", "characters", "merging", "growing"),
+    *(
+        "deepseek-coder",
+        "falcon",
+        "default",
+        "sentencepiece",
+        "characters",
+        "unigram",
+        "merging",
+        "growing",
+    ),
 ]
 
 
@@ -47,6 +56,9 @@ def tokenizer(
         data = sentencepiece(add_space_prefix=False)
     elif kind == "characters":
         data = characters()
+    elif kind == "unigram":
+        data = unigram(of_bytes=True, precompiled_charsmap=b"", remove_extra_whitespaces=False)
+        data["add_space_prefix"] = False
     elif kind == "merging":
         # Every pair of runs merges, up to the longest token a vocabulary may have.
         runs = [(b"a" * 2**i, b"a" * 2**i) for i in range(11)]

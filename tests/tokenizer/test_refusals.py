@@ -8,7 +8,7 @@ from typing import Any
 import onegraph
 import pytest
 from support import oracles
-from support.oracles import BYTE, CONTROL, NORMAL, sentencepiece
+from support.oracles import BYTE, CONTROL, NORMAL, charsmap, sentencepiece, unigram
 
 Change = Callable[[oracles.Metadata], None]
 
@@ -56,7 +56,7 @@ def steps() -> list[str]:
 BYTE_LEVEL: dict[str, tuple[Change, str]] = {
     "no model": (
         drop("model"),
-        'tokenizer.ggml.model is missing; expected "gpt2", "llama", "gemma4" or',
+        'tokenizer.ggml.model is missing; expected "gpt2", "llama", "gemma4", "',
     ),
     "model of numbers": (put("model", 7), "tokenizer.ggml.model is 7; expected a string"),
     "unknown model": (
@@ -190,6 +190,90 @@ SENTENCEPIECE: dict[str, tuple[Change, str]] = {
         "expected <0x00> to <0xFF> or tokenizer.ggml.unknown_token_id",
     ),
 }
+#: Units of a double array: the root, whose children's base is 0, and where a key ends.
+ROOT, LEAF = 0, 1 << 8
+
+
+def map_of(units: dict[int, int], texts: bytes) -> Change:
+    """A charsmap of these units."""
+    array = b"".join(units.get(i, 0).to_bytes(4, "little") for i in range(max(units) + 1))
+    return put("precompiled_charsmap", len(array).to_bytes(4, "little") + array + texts)
+
+
+A = ord("a")
+UNIGRAM: dict[str, tuple[Change, str]] = {
+    "no scores": (drop("scores"), "tokenizer.ggml.scores is missing; expected an array of f32"),
+    "score that is no number": (
+        replace("scores", 9, float("nan")),
+        "tokenizer.ggml.scores[9] is NaN; expected a finite number",
+    ),
+    "infinite score": (
+        replace("scores", 9, float("inf")),
+        "tokenizer.ggml.scores[9] is inf; expected a finite number",
+    ),
+    "no tokens": (
+        put("tokens", []),
+        "tokenizer.ggml.tokens is missing; expected an array of strings",
+    ),
+    "long piece": (
+        replace("tokens", 9, "é" * 300),
+        "tokenizer.ggml.tokens[9] is 600 bytes long; expected at most 512 bytes in a Unigram",
+    ),
+    "nothing for unknown text": (
+        each(drop("unknown_token_id"), replace("token_type", 2, NORMAL)),
+        "tokenizer.ggml.tokens is without an unknown token and with 0 of 256 byte tokens",
+    ),
+    "charsmap of text": (
+        put("precompiled_charsmap", "abc"),
+        'tokenizer.ggml.precompiled_charsmap is "abc"; expected an array of bytes',
+    ),
+    "charsmap without its size": (
+        put("precompiled_charsmap", b"\1\2"),
+        "tokenizer.ggml.precompiled_charsmap is 2 bytes without the units that they announce; exp",
+    ),
+    "charsmap cut": (
+        put("precompiled_charsmap", charsmap({"a": "b"})[:40]),
+        "tokenizer.ggml.precompiled_charsmap is 40 bytes without the units that they announce",
+    ),
+    "charsmap of half units": (
+        put("precompiled_charsmap", b"\3\0\0\0abcd\0"),
+        "tokenizer.ggml.precompiled_charsmap is 9 bytes without the units that they announce",
+    ),
+    "replacements that are no text": (
+        put("precompiled_charsmap", charsmap({"a": "b"}) + b"\xff\0"),
+        "tokenizer.ggml.precompiled_charsmap is not UTF-8 at byte 2 of its replacements",
+    ),
+    # `a` ends a key, and its replacement lies behind the last one.
+    "replacement behind the end": (
+        map_of({0: ROOT, A: A | LEAF | 1 << 10, A ^ 1: 1 << 31 | 7}, b"b\0"),
+        f"tokenizer.ggml.precompiled_charsmap is a key without a replacement, unit {A}; expected ",
+    ),
+    "replacement without an end": (
+        map_of({0: ROOT, A: A | LEAF | 1 << 10, A ^ 1: 1 << 31}, b"b"),
+        f"tokenizer.ggml.precompiled_charsmap is a key without a replacement, unit {A}; expected ",
+    ),
+    "long replacement": (
+        put("precompiled_charsmap", charsmap({"a": "b" * 65})),
+        "each with a replacement of up to 64 in it",
+    ),
+    "unit behind the end": (
+        map_of({0: ROOT, A: A | LEAF | 1 << 20}, b"b\0"),
+        f"tokenizer.ggml.precompiled_charsmap is a key without a replacement, unit {A}; expected ",
+    ),
+    # `a` is its own child.
+    "circle": (
+        map_of({0: ROOT, A: A | A << 10}, b"b\0"),
+        "tokenizer.ggml.precompiled_charsmap is a key of more than 64 bytes; expected keys of up",
+    ),
+    "long key": (
+        put("precompiled_charsmap", charsmap({"a" * 65: "b"})),
+        "tokenizer.ggml.precompiled_charsmap is a key of more than 64 bytes; expected keys of up",
+    ),
+    "extra white space of text": (
+        put("remove_extra_whitespaces", "yes"),
+        'tokenizer.ggml.remove_extra_whitespaces is "yes"; expected a bool',
+    ),
+}
 
 
 def refused(path: Path, data: oracles.Metadata, change: Change, message: str) -> None:
@@ -207,6 +291,11 @@ def test_byte_level(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SENTENCEPIECE)
 def test_sentencepiece(name: str, tmp_path: Path) -> None:
     refused(tmp_path, sentencepiece(), *SENTENCEPIECE[name])
+
+
+@pytest.mark.parametrize("name", UNIGRAM)
+def test_unigram(name: str, tmp_path: Path) -> None:
+    refused(tmp_path, unigram(), *UNIGRAM[name])
 
 
 def test_what_is_odd_but_harmless(tmp_path: Path) -> None:

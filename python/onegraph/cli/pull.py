@@ -113,7 +113,7 @@ def command(
                 n_ctx=n_ctx,
                 max_batch=max_batch,
                 kv_type=kv_type,
-                prefill_chunk=512,
+                prefill_chunk=None,
                 nvrtc_folders=nvrtc.folders(),
                 progress=_kernels(told),
             )

@@ -16,7 +16,7 @@
 //
 // variant.cuh: Kv, N_HEAD, N_HEAD_KV, HEAD_DIM, VALUE_DIM, STORED (2: keys and values), WINDOW (tokens that a row sees, 0: all), HAS_SINKS, HEADS
 // (of a block; a group's last may have fewer), TEAMS, MAX_SPLITS, RING (parts in shared memory), SINGLE_ROW (there
-// is one row), NORM_ROPE, VALUES_NORMED, VALUES_ARE_KEYS, and what rotate.cuh needs.
+// is one row), BOTH_WAYS (a row's window is around it), NORM_ROPE, VALUES_NORMED, VALUES_ARE_KEYS, and what rotate.cuh needs.
 #include "kv_fixed.cuh"
 #include "math.cuh"
 #include "variant.cuh"
@@ -72,7 +72,7 @@ struct Params {
     const float* k;
     const float* v;
     KvView kv;
-    const uint32_t* positions;  // [m]
+    const uint32_t* positions;  // [m]; BOTH_WAYS: [m][2], the first and the last that a row sees
     const uint32_t* slots;      // [m]
     // [m][N_HEAD_KV][PARTS]: sums [MAX_SPLITS][HEADS][VALUE_DIM], then maxima and weights
     // [MAX_SPLITS][HEADS]
@@ -180,10 +180,11 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
     const bool stores = p.k != nullptr;
     if (!p.located) pdl_wait();
     const uint32_t slot = load_relaxed_u32(p.slots + m);
-    const uint32_t position = load_relaxed_u32(p.positions + m);
+    const uint32_t position = load_relaxed_u32(p.positions + (BOTH_WAYS ? 2 * m + 1 : m));
     // A position outside the cache is reported; here it must only not be read.
     const uint32_t n = position < p.kv.n_ctx ? position + 1 : p.kv.n_ctx;
-    const uint32_t seen_from = first_seen<WINDOW>(n), start = seen_from / PAGE_TOKENS;
+    const uint32_t seen_from = BOTH_WAYS ? load_relaxed_u32(p.positions + 2 * m) : first_seen<WINDOW>(n);
+    const uint32_t start = seen_from / PAGE_TOKENS;
     // Token blocks, to the last, and splits of those from the first that has a token in the window.
     const uint32_t split_token_blocks = token_blocks_of_split<MAX_SPLITS>(n - start * PAGE_TOKENS);
     const uint32_t token_blocks = (n + PAGE_TOKENS - 1) / PAGE_TOKENS;

@@ -3,18 +3,19 @@
 //   conv_verify  as if all rows did; the inputs of each are kept in the round's memory
 //   conv_commit  brings the state of each slot forward by the rows that count, of all layers alike
 //
-// variant.cuh: CHANNELS, TAPS, SILU, GATES.
+// variant.cuh: CHANNELS, TAPS, SILU, GATES, HAS_BIAS, ROW (values of a row of x), FIRST (the first of those
+// that are convolved).
 #include "kv.cuh"
 #include "math.cuh"
 #include "round.cuh"
 #include "variant.cuh"
 
 constexpr uint32_t KEPT = TAPS - 1;
-constexpr uint32_t ROW = GATES ? 3 * CHANNELS : CHANNELS;
 
 struct Verify {
     const float* x;       // [m][ROW]
     const float* weight;  // [CHANNELS][TAPS]
+    const float* bias;    // [CHANNELS], or null
     const float* state;   // [n_slots][KEPT][CHANNELS], the oldest first
     float* inputs;        // [m][CHANNELS]
     float* out;           // [m][CHANNELS]
@@ -42,11 +43,11 @@ KERNEL(conv_verify, Verify) {
     while (before < KEPT && before < m && load_relaxed_u32(p.slots + m - 1 - before) == slot) before++;
     const bool begins = load_relaxed_u32(p.positions + m) == before;
     auto input = [&](uint32_t row) {
-        const float* x = p.x + static_cast<uint64_t>(row) * ROW + c;
+        const float* x = p.x + static_cast<uint64_t>(row) * ROW + FIRST + c;
         const float b = load_relaxed_f32(x);
         return GATES ? mul_rn(b, load_relaxed_f32(x + 2 * CHANNELS)) : b;
     };
-    float y = 0.0f, newest = 0.0f;
+    float y = HAS_BIAS ? p.bias[c] : 0.0f, newest = 0.0f;
 #pragma unroll
     for (uint32_t j = 0; j < TAPS; j++) {
         const uint32_t back = KEPT - j;

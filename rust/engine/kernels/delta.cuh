@@ -2,6 +2,7 @@
 // COLUMNS columns of a head's state in registers; a warp has eight columns, and four chains of each:
 // lane = chain * 8 + column. Behind variant.cuh: N_HEAD, N_HEAD_K, GROUPED, HEAD_DIM, COLUMNS, ROOT.
 #pragma once
+#include "matrix.cuh"
 #include "norm.cuh"
 
 constexpr uint32_t CHAINS = 4;
@@ -15,6 +16,15 @@ static_assert(WARPS >= 2, "a warp for queries, one for keys");
 // The head of queries and keys that a head of values takes.
 DEVICE uint32_t key_head(uint32_t head) {
     return GROUPED ? head / (N_HEAD / N_HEAD_K) : head % N_HEAD_K;
+}
+
+// The direction of a head, of which a lane of the warp has eight numbers: a query's, or a key's.
+DEVICE void make_direction(float (&v)[8], bool is_key, float eps) {
+    const float sum = superblock_squares(v);
+    const float f = root_factor(add_rn(sum, eps));
+    const float factor = mul_rn(f, is_key ? 1.0f : ROOT);
+#pragma unroll
+    for (uint32_t e = 0; e < 8; e++) v[e] = mul_rn(v[e], factor);
 }
 
 // The directions of a query and of a key, by a warp each: `load(e)` gives the lane's numbers from e on, of
@@ -31,12 +41,10 @@ DEVICE void set_directions(float (&direction)[2][HEAD_DIM], float eps, Load load
         const float4 f = load(e);
         v[e] = f.x, v[e + 1] = f.y, v[e + 2] = f.z, v[e + 3] = f.w;
     }
-    const float sum = superblock_squares(v);
-    const float f = root_factor(add_rn(sum, eps));
-    const float factor = mul_rn(f, warp == 0 ? ROOT : 1.0f);
+    make_direction(v, warp != 0, eps);
 #pragma unroll
     for (uint32_t e = 0; e < 8; e++) {
-        if (has_direction) direction[warp][lane * 8 + e] = mul_rn(v[e], factor);
+        if (has_direction) direction[warp][lane * 8 + e] = v[e];
     }
 }
 
@@ -45,9 +53,6 @@ DEVICE float chains_sum(float y) {
     y = add_rn(y, __shfl_xor_sync(FULL_WARP, y, 8));
     return add_rn(y, __shfl_xor_sync(FULL_WARP, y, 16));
 }
-
-// A number of the state behind a row.
-DEVICE float updated(float s, float k, float w, float g) { return fma_rn(k, w, mul_rn(g, s)); }
 
 // Brings the lane's chain of a column forward by a row with these gates and value, and gives what the row
 // has of the column; `w` is then what the update has of it.

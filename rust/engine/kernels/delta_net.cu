@@ -1,9 +1,8 @@
-// The gated delta rule as Op::DeltaNet states it. A block takes COLUMNS columns of a head's state, which
-// its threads hold in registers over some rows in order: the first block those of prompts, each behind it
-// one that is a sequence of its own.
+// The gated delta rule as Op::DeltaNet states it, over rows that are sequences of their own. A block takes
+// COLUMNS columns of a head's state of a row, which its threads hold in registers.
 //
-// Where it CONVOLVES, queries, keys and values are what Op::ShortConv makes of a row that is a sequence of
-// its own: each block finds out those that it has. What the convolution keeps of values is the block's to
+// Where it CONVOLVES, queries, keys and values are what Op::ShortConv makes of a row: each block finds out
+// those that it has. What the convolution keeps of values is the block's to
 // bring up to date, of queries and keys that of the block that has read them last.
 //
 // variant.cuh: N_HEAD, N_HEAD_K, GROUPED, HEAD_DIM, COLUMNS, ROOT (1 / sqrt(HEAD_DIM)), CONVOLVES, TAPS.
@@ -42,8 +41,6 @@ struct Params {
     const uint32_t* slots;      // [m]
     float eps;
     uint32_t n_slots;
-    uint32_t first;  // rows of the first block
-    uint32_t unused;
     Convolution conv;
 };
 
@@ -104,8 +101,7 @@ DEVICE void leave_window(const Window<N>& w, float* state, uint32_t channel) {
 }
 
 KERNEL_BOUNDS(delta_net, Params, WARPS * 32, 1) {
-    // Of a row and of the next one: queries, keys.
-    SHARED float directions[2][2][HEAD_DIM];
+    SHARED float direction[2][HEAD_DIM];
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t chain = lane / 8;
     const uint32_t head = blockIdx.x / PARTS, key = key_head(head);
@@ -126,71 +122,57 @@ KERNEL_BOUNDS(delta_net, Params, WARPS * 32, 1) {
     pdl_wait();
     pdl_trigger();
     delay_block();
-    const uint32_t first = blockIdx.y == 0 ? 0 : p.first + blockIdx.y - 1;
-    const uint32_t end = blockIdx.y == 0 ? p.first : first + 1;
-    uint32_t slot = PADDING_SLOT;
-    [[maybe_unused]] uint32_t ticket = 0;
-    float s[CHAIN];
+    const uint32_t m = blockIdx.y;
+    const uint32_t slot = load_relaxed_u32(p.slots + m);
+    const bool begins = slot >= p.n_slots || load_relaxed_u32(p.positions + m) == 0;
+    const float* row = p.qkv + static_cast<uint64_t>(m) * CHANNELS;
+    if constexpr (CONVOLVES) {
+        const float* state = p.conv.state + static_cast<uint64_t>(slot) * (KEPT * CHANNELS);
+        if (own < 2 * HEAD_DIM) ask_window(of_direction, state, row, own_at, begins);
+        ask_window(of_value, state, row, value_at, begins);
+    }
     auto at = [&](uint32_t j) {
         const uint64_t matrix = static_cast<uint64_t>(slot) * N_HEAD + head;
         return p.state + (matrix * HEAD_DIM + j * CHAINS + chain) * HEAD_DIM + column;
     };
-    auto leave = [&]() {
-        if (slot >= p.n_slots) return;
+    float s[CHAIN];
+#pragma unroll
+    for (uint32_t j = 0; j < CHAIN; j++) s[j] = begins ? 0.0f : load_relaxed_f32(at(j));
+    if constexpr (CONVOLVES) {
+        if (own < 2 * HEAD_DIM) {
+            float y[OWN];
+            convolve(of_direction, y);
+#pragma unroll
+            for (int n = 0; n < OWN; n++) convolved[own + n] = y[n];
+        }
+        __syncthreads();
+    }
+    set_directions(direction, p.eps, [&](uint32_t e) {
+        const float* from = convolved + warp * HEAD_DIM + lane * 8 + e;
+        return CONVOLVES ? *reinterpret_cast<const float4*>(from)
+                         : load_relaxed_f32x4(row + direction_at + e);
+    });
+    __syncthreads();
+    [[maybe_unused]] uint32_t ticket = 0;
+    if (CONVOLVES && threadIdx.x == 0) {
+        ticket = atomic_inc_acq_rel_wrap(p.conv.tickets + m * N_HEAD_K + key, SHARERS - 1);
+    }
+    const uint64_t number = static_cast<uint64_t>(m) * N_HEAD + head;
+    const float g = decay_f32(a, add_rn(load_relaxed_f32(p.alpha + number), dt));
+    const float b = finite_sigmoid_f32(load_relaxed_f32(p.beta + number));
+    float v[1];
+    if constexpr (CONVOLVES) {
+        convolve(of_value, v);
+    } else {
+        v[0] = load_relaxed_f32(row + value_at);
+    }
+    float w;
+    const float y = advance(s, direction, g, b, v[0], w);
+    if (chain == 0) p.out[number * HEAD_DIM + column] = slot < p.n_slots ? y : 0.0f;
+    if (slot < p.n_slots) {
 #pragma unroll
         for (uint32_t j = 0; j < CHAIN; j++) *at(j) = s[j];
-    };
-    for (uint32_t m = first; m < end; m++) {
-        const uint32_t its = load_relaxed_u32(p.slots + m);
-        if (m == first || its != slot) {
-            leave();
-            slot = its;
-            const bool begins = slot >= p.n_slots || load_relaxed_u32(p.positions + m) == 0;
-            if constexpr (CONVOLVES) {
-                const float* state = p.conv.state + static_cast<uint64_t>(slot) * (KEPT * CHANNELS);
-                const float* row = p.qkv + static_cast<uint64_t>(m) * CHANNELS;
-                if (own < 2 * HEAD_DIM) ask_window(of_direction, state, row, own_at, begins);
-                ask_window(of_value, state, row, value_at, begins);
-            }
-#pragma unroll
-            for (uint32_t j = 0; j < CHAIN; j++) s[j] = begins ? 0.0f : load_relaxed_f32(at(j));
-        }
-        const float* row = p.qkv + static_cast<uint64_t>(m) * CHANNELS;
-        auto& direction = directions[(m - first) % 2];
-        if constexpr (CONVOLVES) {
-            if (own < 2 * HEAD_DIM) {
-                float y[OWN];
-                convolve(of_direction, y);
-#pragma unroll
-                for (int n = 0; n < OWN; n++) convolved[own + n] = y[n];
-            }
-            __syncthreads();
-        }
-        set_directions(direction, p.eps, [&](uint32_t e) {
-            const float* from = convolved + warp * HEAD_DIM + lane * 8 + e;
-            return CONVOLVES ? *reinterpret_cast<const float4*>(from)
-                             : load_relaxed_f32x4(row + direction_at + e);
-        });
-        // Of the row before last all have read by now: they met at the row before.
-        __syncthreads();
-        if (CONVOLVES && threadIdx.x == 0) {
-            ticket = atomic_inc_acq_rel_wrap(p.conv.tickets + m * N_HEAD_K + key, SHARERS - 1);
-        }
-        const uint64_t number = static_cast<uint64_t>(m) * N_HEAD + head;
-        const float g =
-            decay_f32(a, add_rn(load_relaxed_f32(p.alpha + number), dt));
-        const float b = finite_sigmoid_f32(load_relaxed_f32(p.beta + number));
-        float v[1];
-        if constexpr (CONVOLVES) {
-            convolve(of_value, v);
-        } else {
-            v[0] = load_relaxed_f32(row + value_at);
-        }
-        float w;
-        const float y = advance(s, direction, g, b, v[0], w);
-        if (chain == 0) p.out[number * HEAD_DIM + column] = slot < p.n_slots ? y : 0.0f;
     }
-    leave();
     if constexpr (CONVOLVES) {
         SHARED bool is_last;
         if (threadIdx.x == 0) is_last = ticket == SHARERS - 1;

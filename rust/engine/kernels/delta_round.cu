@@ -7,17 +7,8 @@
 // variant.cuh: N_HEAD, N_HEAD_K, GROUPED, HEAD_DIM, COLUMNS, ROOT (1 / sqrt(HEAD_DIM)), MOST_ROWS of a round.
 #include "kv.cuh"
 #include "math.cuh"
-#include "round.cuh"
 #include "variant.cuh"
 #include "delta.cuh"
-
-// What is kept of a row: [N_HEAD][K, w][HEAD_DIM], and behind those of all rows g, [N_HEAD].
-DEVICE uint64_t kept_vectors(uint32_t m, uint32_t head) {
-    return (static_cast<uint64_t>(m) * N_HEAD + head) * (2 * HEAD_DIM);
-}
-DEVICE uint64_t kept_gate(uint32_t m, uint32_t head) {
-    return kept_vectors(MOST_ROWS, 0) + static_cast<uint64_t>(m) * N_HEAD + head;
-}
 
 struct Verify {
     const float* qkv;    // [m][HEADS][HEAD_DIM]: queries, keys, values
@@ -79,61 +70,15 @@ KERNEL_BOUNDS(delta_verify, Verify, WARPS * 32, 1) {
         float w;
         const float y = advance(s, direction, g, b, v, w);
         if (chain == 0) {
-            float* kept = p.kept + kept_vectors(m, head);
+            float* kept = p.kept + kept_vectors<N_HEAD, HEAD_DIM, HEAD_DIM>(m, head);
             p.out[number * HEAD_DIM + column] = y;
             kept[column] = direction[1][column];
             kept[HEAD_DIM + column] = w;
-            if (column == 0) p.kept[kept_gate(m, head)] = g;
+            if (column == 0) p.kept[kept_gate<MOST_ROWS, N_HEAD, HEAD_DIM, HEAD_DIM>(m, head)] = g;
         }
     }
 }
 
-// Neighbours in a row of a head's state that a thread has, and the threads of a block.
-constexpr uint32_t NEAR = 4;
-constexpr uint32_t THREADS = 256;
-// Of these a thread has so many: enough loads under way.
-constexpr uint32_t EACH = 4;
-
-// A block takes a part of a head's state of the slot whose rows begin at its own.
 KERNEL_BOUNDS(delta_commit, Commit, THREADS, 1) {
-    constexpr uint32_t SIZE = HEAD_DIM * HEAD_DIM;
-    constexpr uint32_t BLOCKS = (SIZE + THREADS * NEAR * EACH - 1) / (THREADS * NEAR * EACH);
-    pdl_wait();
-    pdl_trigger();
-    delay_block();
-    const uint32_t head = blockIdx.x / BLOCKS, m = blockIdx.y;
-    const uint32_t accepted = load_relaxed_u32(p.accepted + m);
-    if (accepted == 0) return;
-    const Place place = load_place(p.places + blockIdx.z);
-    const bool begins = load_relaxed_u32(p.positions + m) == 0;
-    const uint64_t matrix = static_cast<uint64_t>(load_relaxed_u32(p.slots + m)) * N_HEAD + head;
-    float* state = place.state + matrix * SIZE;
-    const uint32_t first = (blockIdx.x % BLOCKS * EACH * THREADS + threadIdx.x) * NEAR;
-    float4 s[EACH];
-#pragma unroll
-    for (uint32_t n = 0; n < EACH; n++) {
-        const uint32_t at = first + n * (THREADS * NEAR);
-        s[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (at < SIZE && !begins) s[n] = load_relaxed_f32x4(state + at);
-    }
-    for (uint32_t row = m; row < m + accepted; row++) {
-        const float* kept = place.kept + kept_vectors(row, head);
-        const float g = load_relaxed_f32(place.kept + kept_gate(row, head));
-#pragma unroll
-        for (uint32_t n = 0; n < EACH; n++) {
-            const uint32_t at = first + n * (THREADS * NEAR);
-            if (at >= SIZE) break;
-            const float k = load_relaxed_f32(kept + at / HEAD_DIM);
-            const float4 w = load_relaxed_f32x4(kept + HEAD_DIM + at % HEAD_DIM);
-            s[n].x = updated(s[n].x, k, w.x, g);
-            s[n].y = updated(s[n].y, k, w.y, g);
-            s[n].z = updated(s[n].z, k, w.z, g);
-            s[n].w = updated(s[n].w, k, w.w, g);
-        }
-    }
-#pragma unroll
-    for (uint32_t n = 0; n < EACH; n++) {
-        const uint32_t at = first + n * (THREADS * NEAR);
-        if (at < SIZE) *reinterpret_cast<float4*>(state + at) = s[n];
-    }
+    commit_matrices<MOST_ROWS, N_HEAD, HEAD_DIM, HEAD_DIM>(p);
 }

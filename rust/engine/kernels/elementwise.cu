@@ -1,4 +1,4 @@
-// Element by element: residual sums, gates, factors, rows of tables, slices, rows side by side, and picking rows.
+// Element by element: residual sums, gates, activations, factors, rows of tables, slices, rows side by side, and picking rows.
 #include "math.cuh"
 
 // Calls f with each number below n, of the grid's threads in turn.
@@ -142,6 +142,15 @@ DEVICE float gelu_f32(float x) {
 // x = gelu(x).
 KERNEL(gelu, GeluParams) {
     each(p.n, [&](uint64_t i) { p.x[i] = gelu_f32(load_relaxed_f32(p.x + i)); });
+}
+
+// x = max(x, 0)^2; NaN of what is infinite.
+KERNEL(relu_squared, GeluParams) {
+    each(p.n, [&](uint64_t i) {
+        const float x = load_relaxed_f32(p.x + i);
+        const float y = x > 0.0f ? x : 0.0f;
+        p.x[i] = add_rn(mul_rn(y, y), sub_rn(x, x));
+    });
 }
 
 struct AddRowParams {

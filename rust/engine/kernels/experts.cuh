@@ -1,7 +1,7 @@
 // Which expert a block of rows multiplies with, where a product is one by experts. Such rows are pairs
 // of a row of the batch and a rank, counted through: pair p is rank p % RANKS of row p / RANKS.
 //
-// One row's pairs are each a block of rows of their own. Those of several rows are grouped by
+// Pairs of a few rows are each a block of rows of their own. Those of more rows are grouped by
 // experts.cu, so that an expert's weights are read once for all that chose it.
 //
 // Include it behind variant.cuh: RANKS (0: all rows multiply with one matrix), RANKED (whether each pair has a row of x

@@ -10,8 +10,9 @@
 // Op::SigmoidMul lets through, by ONE_GATE or GATE_EACH, or, for NORM_GATE, what Op::SwiGlu lets through of
 // groups that Op::RmsNorm has normalized.
 //
-// By experts, gridDim.y is the pairs: each block has one of them, and its expert's weights alone; where it
-// CHOOSES, it finds out by itself which expert that is, and the first block leaves the choice for others.
+// By experts, gridDim.y is the ranks: each block has one of them, and its expert's weights alone; gridDim.z is
+// the rows, where there are SEVERAL. Where it CHOOSES, it finds out by itself which expert that is, and the
+// first block of a row leaves the choice for others.
 // With MIXES it sums up what all experts of the row give, as Op::MixExperts states it: where they are
 // CHAINED, a block has its tiles of all of them, one rank's superblocks behind another's; else, of the
 // blocks that have the same tiles the one that ends last does it.
@@ -24,8 +25,8 @@
 // a warp), AHEAD (those of them that are asked for before x), ROUND (tiles of a group between two
 // barriers), SETS (of sums: 2 where there are several rounds), MINIMUMS (sums of x for these, of a
 // superblock: none, 8, 16, or 24 for both), HOLDS_COLUMNS (of x, in registers while a superblock's
-// tiles pass), SHARED_BYTES, NORM, GATE, GATE_GROUP, CHOOSES, MIXES, CHAINED, SHARES, ADDS, EPILOGUE, ORDER,
-// N_SEGMENTS, Segment0.., for the epilogue QKV: HEAD_DIM, and what route.cuh needs.
+// tiles pass), SHARED_BYTES, NORM, GATE, GATE_GROUP, CHOOSES, MIXES, CHAINED, SHARES, ADDS, SEVERAL, EPILOGUE,
+// ORDER, N_SEGMENTS, Segment0.., for the epilogue QKV: HEAD_DIM, and what route.cuh needs.
 #include "epilogue.cuh"
 #include "fixed.cuh"
 #include "mix.cuh"
@@ -45,6 +46,7 @@ constexpr uint32_t STAGE = LARGEST_TILE;
 static_assert(WARPS_K <= ALL_SB, "every warp has a superblock");
 static_assert(!CHAINED || (RANKS > 0 && ALL_RANKS <= 32 && !NORM), "a lane a rank");
 static_assert(!SHARES || RANKS > 0, "beside experts");
+static_assert(!SEVERAL || RANKS > 0, "rows of experts");
 static_assert(!(CHAINED || SHARES) || N_SEGMENTS == 1 + SHARES, "a segment of its own");
 static_assert(!MIXES || CHAINED || !SHARES, "added behind a mix in order");
 static_assert(!CHOOSES || (RANKS > 0 && RANKS <= 32 && !CHAINED), "a lane a rank");
@@ -69,15 +71,15 @@ struct Gated {
 
 // Of the expert that every row goes to, where they are CHAINED.
 struct SharedExpert {
-    const float* x;     // [N_IN]
-    const float* gate;  // one number
+    const float* x;     // [rows][N_IN]
+    const float* gate;  // [rows]
     uint32_t product;   // its number in the pass
     uint32_t unused;
 };
 
 struct Params {
     Segment segment[MOST_SEGMENTS];
-    const float* x;     // [N_IN]
+    const float* x;     // [rows][N_IN], or as many as there are pairs
     const float* norm;  // [N_IN]
     float eps;
     uint16_t located;  // 1: positions and slots were there before the preceding kernel began
@@ -88,8 +90,8 @@ struct Params {
     SharedExpert shared;
     QkvRotation rotation;
     RouteParams route;  // where it CHOOSES
-    float* mixed;       // [rows of the segment], where MIXES; where it ADDS, it adds to what is there
-    uint32_t* tickets;  // [gridDim.x], zero between launches, where MIXES without CHAINED
+    float* mixed;       // [rows][rows of the segment], where MIXES; where it ADDS, it adds to what is there
+    uint32_t* tickets;  // [rows][gridDim.x], zero between launches, where MIXES without CHAINED
 };
 
 // Whether a tile's place is asked for again as soon as the tile is in registers, before it is multiplied:
@@ -178,7 +180,10 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
     };
     const uint32_t my_tiles = tiles_of(first + wr), block_tiles = tiles_of(first);
 
-    const uint32_t pair = RANKS > 0 && !CHAINED && !has_shared ? blockIdx.y : 0;
+    const uint32_t m = SEVERAL ? blockIdx.z : 0;
+    // Where they are CHAINED, or shared, the row's first.
+    const uint32_t own_rank = RANKS > 0 && !CHAINED && !has_shared ? blockIdx.y : 0;
+    const uint32_t pair = m * RANKS + own_rank;
 
     // Where the row is, asked for before the tiles: behind them it would arrive late.
     uint32_t position = 0;
@@ -210,14 +215,14 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
     auto ask_x = [&]() {
 #pragma unroll
         for (uint32_t s = 0; s < SB_WARP; s++) {
-            const uint32_t sb = wk + s * WARPS_K, rank = CHAINED ? sb / N_SB : 0;
+            const uint32_t sb = wk + s * WARPS_K, chained = CHAINED ? sb / N_SB : 0;
             // What lies behind the row is not there.
             const uint32_t k = sb < ALL_SB ? sb % N_SB * TILE_COLS + lane * 8 : N_IN;
-            const uint32_t row = row_of_x(pair + (sb < ALL_SB ? rank : 0));
+            const uint32_t row = row_of_x(pair + (sb < ALL_SB ? chained : 0));
             const float* from = p.x + static_cast<uint64_t>(row) * N_IN;
             if (is_shared(sb)) {
-                from = p.shared.x;
-                shared_gate = load_relaxed_f32(p.shared.gate);
+                from = p.shared.x + static_cast<uint64_t>(m) * N_IN;
+                shared_gate = load_relaxed_f32(p.shared.gate + m);
             }
             load_columns<N_IN>(from, k, raw[s]);
             if constexpr (GATE == GATE_EACH || GATE == NORM_GATE) {
@@ -320,14 +325,14 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
             if (has_shared) {
                 if (lane == 0) experts[0] = 0;
             } else if constexpr (CHOOSES) {
-                choice = choice_of(p.route, 0, lane);
-                choose(choice, lane, 0, pair + 1);
-                if (lane == pair) experts[0] = choice.chosen[0];
+                choice = choice_of(p.route, m, lane);
+                choose(choice, lane, 0, own_rank + 1);
+                if (lane == own_rank) experts[0] = choice.chosen[0];
             } else if (lane < KNOWN) {
                 const bool is_chosen = !CHAINED || lane < RANKS;
-                experts[lane] = is_chosen ? expert_of(p.experts, CHAINED ? lane : pair) : 0;
+                experts[lane] = is_chosen ? expert_of(p.experts, CHAINED ? pair + lane : pair) : 0;
                 if (CHAINED && is_chosen) {
-                    shares[lane] = load_relaxed_f32(p.experts.routes + RANKS + lane);
+                    shares[lane] = load_relaxed_f32(p.experts.routes + m * (2 * RANKS) + RANKS + lane);
                 }
             }
         }
@@ -341,9 +346,10 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
     // While what it asked for is on its way; and it has asked before the blocks of other ranks.
     if (CHOOSES && blockIdx.x == 0 && blockIdx.y == 0 && warp == 0) {
         choose(choice, lane, 1, ROUTE_RANKS);
-        leave_choice(p.route, 0, lane, choice);
+        leave_choice(p.route, m, lane, choice);
     }
 
+    auto mixed_row = [&]() { return p.mixed + static_cast<uint64_t>(m) * p.segment[0].rows; };
     // What the sums of a round are added to, of the pairs that this thread ends.
     constexpr uint32_t ENDS = (WARPS_R * ROUND * 8 * TILE_ROWS + THREADS - 1) / THREADS;
     Before before[ENDS] = {};
@@ -359,7 +365,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
                 const uint32_t tile = first + group + index * groups;
                 if constexpr (CHAINED) {
                     const uint32_t row = tile * TILE_ROWS + e / 16 % 8 + e / 8 % 2 * 8;
-                    if (row < p.segment[0].rows) before[j].of[0] = load_relaxed_f32(p.mixed + row);
+                    if (row < p.segment[0].rows) before[j].of[0] = load_relaxed_f32(mixed_row() + row);
                     continue;
                 }
                 with_segment(p, tile, [&](auto, const Segment& segment, int, uint32_t own) {
@@ -536,7 +542,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
                 if constexpr (ADDS) mixed = add_rn(before[j].of[0], mixed);
                 if constexpr (SHARES) mixed = add_rn(mixed, given(RANKS));
                 if (lane % 8 || its >= p.segment[0].rows) continue;
-                p.mixed[its] = mixed;
+                mixed_row()[its] = mixed;
                 continue;
             }
             float a = sum_of(0);
@@ -553,7 +559,8 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
                     rotation = round > 0 ? rotation_of(p, tile, at, row_position)
                                          : first_rotation[(group * ROUND + i) * 8 + at];
                 }
-                finish_pair(segment, expert, number, own, at, pair, a, b, rotation, before[j]);
+                finish_pair(segment, expert, number, own, at, has_shared ? m : pair, a, b, rotation,
+                            before[j]);
             });
         }
     }
@@ -561,7 +568,7 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
         SHARED uint32_t ticket;
         __syncthreads();
         if (threadIdx.x == 0) {
-            ticket = atomic_inc_acq_rel_wrap(p.tickets + blockIdx.x, gridDim.y - 1);
+            ticket = atomic_inc_acq_rel_wrap(p.tickets + m * gridDim.x + blockIdx.x, gridDim.y - 1);
         }
         __syncthreads();
         if (ticket == gridDim.y - 1) {
@@ -571,7 +578,8 @@ KERNEL_BOUNDS(matvec, Params, BOUND, MIN_BLOCKS) {
                 const uint32_t tile = first + group + index * groups;
                 const uint32_t row = tile * TILE_ROWS + e % TILE_ROWS;
                 if (index >= tiles_of(first + group) || row >= segment.rows) continue;
-                mix_column(p.experts.routes, segment.out, p.mixed, segment.rows, row);
+                const float* given = segment.out + static_cast<uint64_t>(m * RANKS) * segment.rows;
+                mix_column(p.experts.routes + m * (2 * RANKS), given, mixed_row(), segment.rows, row);
             }
         }
     }

@@ -1,7 +1,7 @@
 // out[m][row] = weight[row] . x[m] for weights that are floats: the sum that Op::MatVec states for
 // these, in float32. A lane of a warp has the chain of columns l, l + 32, ... of some rows, each for
 // MAX_M rows of x; at the end the chains are folded. x comes through shared memory, CHUNK superblocks at
-// a time, weights straight from memory, or, where few of them are for one row of x, through shared memory
+// a time, weights straight from memory, or, where they are few for few rows of x, through shared memory
 // too: then they are there before the preceding kernel has ended. Where there are few rows of weights,
 // COMPUTING warps of a block multiply, so that more blocks have some, and all of them fetch x.
 //
@@ -20,7 +20,7 @@ static_assert(MAX_M <= WARPS && WARPS % MAX_M == 0, "warps stage a row of x");
 static_assert(COMPUTING >= 1 && COMPUTING <= WARPS, "of all warps");
 constexpr uint32_t X_BYTES = MAX_M * CHUNK * TILE_COLS * 4;
 static_assert(SHARED_BYTES == X_BYTES + COMPUTING * STAGED, "x, weights");
-static_assert(STAGED == 0 || (RANKS == 0 && PAIRS == 1 && MAX_M == 1), "two rows for one");
+static_assert(STAGED == 0 || (RANKS == 0 && PAIRS == 1), "two rows of weights");
 
 struct Params {
     Segment segment[MOST_SEGMENTS];

@@ -5,7 +5,8 @@
 // A step has one row and waits for nothing but memory: the model's vectors are asked for before the
 // preceding kernel has ended, all others at once, and what a thread has read it keeps.
 //
-// variant.cuh: GROUP, THREADS, ADDS, GATED, HAS_WEIGHT, HAS_FACTOR.
+// variant.cuh: GROUP, THREADS, ADDS, GATED, HAS_WEIGHT, HAS_FACTOR, WEIGHTS (groups in turn that have a
+// weight of their own; 1: all have the same).
 #include "math.cuh"
 #include "variant.cuh"
 #include "row.cuh"
@@ -13,7 +14,7 @@
 struct Params {
     const float* x;
     float* out;
-    const float* weight;  // [GROUP], or null
+    const float* weight;  // [WEIGHTS][GROUP], or null
     const float* factor;  // one number, or null
     const float* gate;    // as x, or null
     float eps;
@@ -24,7 +25,7 @@ KERNEL_BOUNDS(rms_norm, Params, THREADS, 1) {
     SHARED float squares[N_SB];
     Row v = {}, weight = {};
     [[maybe_unused]] Row other = {};
-    if constexpr (HAS_WEIGHT) load_weight(weight, p.weight);
+    if constexpr (HAS_WEIGHT) load_weight(weight, p.weight + blockIdx.x % WEIGHTS * GROUP);
     const float last = HAS_FACTOR ? *p.factor : 1.0f;
     pdl_wait();
     pdl_trigger();

@@ -5,6 +5,7 @@
 
 mod delta;
 mod latent;
+mod mamba2;
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -16,6 +17,7 @@ use crate::gguf::{shown, Array, Gguf, TensorInfo, Value};
 use crate::quant::QuantType;
 pub use delta::DeltaConfig;
 pub use latent::{ExpertGroups, LatentConfig};
+pub use mamba2::Mamba2Config;
 
 /// Most experts of a layer: more than any published model has, and few enough that a warp chooses
 /// among them.
@@ -121,6 +123,8 @@ pub struct Experts {
     pub n_used: usize,
     /// Width of one expert.
     pub n_ff: usize,
+    /// Width of what experts multiply, where that is not the rows'.
+    pub n_latent: Option<usize>,
     /// Width of the expert that every row goes to, where there is one.
     pub n_ff_shared: Option<usize>,
     /// Experts that every row goes to, where a family counts them: as wide as all of them are together.
@@ -136,6 +140,8 @@ pub struct Experts {
     pub n_layer_dense: usize,
     /// Neighbours of one number, of which some groups are chosen from.
     pub groups: Option<ExpertGroups>,
+    /// Where a family says it: the second of so many layers has them, others none.
+    pub every: Option<usize>,
 }
 
 /// What layers with a window have of their own, where the file says it.
@@ -187,14 +193,14 @@ pub struct Config {
     pub n_embd: usize,
     /// Width of a feed-forward part that is no expert's, the most of any layer; 0 where the file has none.
     pub n_ff: usize,
-    /// By layer.
+    /// By layer; 0 where it has none.
     pub n_ff_of: Vec<usize>,
     /// The most of any layer, as the next.
     pub n_head: usize,
     pub n_head_kv: usize,
     /// By layer.
     pub n_head_of: Vec<usize>,
-    /// By layer; 0 where a short convolution stands in the place of attention.
+    /// By layer; 0 where something else stands in the place of attention.
     pub n_head_kv_of: Vec<usize>,
     /// Width of one attention head (keys and values alike).
     pub head_dim: usize,
@@ -223,6 +229,7 @@ pub struct Config {
     pub n_layer_nextn: usize,
     pub delta: Option<DeltaConfig>,
     pub latent: Option<LatentConfig>,
+    pub mamba2: Option<Mamba2Config>,
     /// Tokens that a short convolution sees.
     pub conv_taps: Option<usize>,
     /// The base in layers with a window, where they have one of their own.
@@ -448,7 +455,9 @@ impl Config {
         let n_embd = need_uint!("embedding_length", 1..=MOST);
         let has_experts = keys.uint("expert_count", 0..=MOST_EXPERTS)? > Some(0)
             && keys.uint("expert_feed_forward_length", 1..=MOST)?.is_some();
-        let n_ff_of = match keys.by_layer("feed_forward_length", 1..=MOST, n_layer)? {
+        let has_mamba2 = Self::has_mamba2(arch);
+        let least = usize::from(!has_mamba2);
+        let n_ff_of = match keys.by_layer("feed_forward_length", least..=MOST, n_layer)? {
             None if has_experts => vec![0; n_layer],
             found => keys.need("feed_forward_length", found, &format!("1 to {MOST}"))?,
         };
@@ -457,7 +466,7 @@ impl Config {
         let n_head_of = keys.need("attention.head_count", n_head_of, "1 to 4096")?;
         let n_head = n_head_of.iter().copied().max().unwrap_or(1);
         let conv_taps = keys.uint("shortconv.l_cache", 2..=16)?;
-        let least = usize::from(conv_taps.is_none());
+        let least = usize::from(conv_taps.is_none() && !has_mamba2);
         let n_head_kv_of = keys
             .by_layer("attention.head_count_kv", least..=n_head, n_layer)?
             .unwrap_or_else(|| vec![n_head; n_layer]);
@@ -578,6 +587,7 @@ impl Config {
             n_layer_nextn,
             delta: Self::delta(&keys, n_layer)?,
             latent,
+            mamba2: Self::mamba2(&keys)?,
             conv_taps,
             rope_base_window: keys.float("rope.freq_base_swa", bases)?,
             rope_finetuned: gguf.get_bool(&finetuned)?.unwrap_or(true),
@@ -676,6 +686,9 @@ impl Config {
             n_expert,
             n_used,
             n_ff,
+            n_latent: keys
+                .uint("moe_latent_size", 0..=1 << 20)?
+                .filter(|n| *n > 0),
             n_ff_shared: shared.filter(|n| *n > 0),
             n_shared: keys.uint("expert_shared_count", 0..=64)?.unwrap_or(0),
             renormalizes: keys.gguf.get_bool(&renormalizes)?.unwrap_or(false),
@@ -686,6 +699,7 @@ impl Config {
                 .uint("leading_dense_block_count", 0..=n_layer)?
                 .unwrap_or(0),
             groups: Self::groups(keys, n_expert, n_used)?,
+            every: keys.uint("moe_every_n_layers", 2..=1024)?,
         }))
     }
 

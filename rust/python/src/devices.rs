@@ -105,7 +105,7 @@ pub fn compile_kernels(
     n_ctx: Option<i64>,
     max_batch: i64,
     kv_type: String,
-    prefill_chunk: i64,
+    prefill_chunk: Option<i64>,
     nvrtc_folders: Vec<PathBuf>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<(usize, usize)> {
@@ -114,7 +114,9 @@ pub fn compile_kernels(
             n_ctx: n_ctx.map(|n| count("n_ctx", n)).transpose()?,
             max_batch: count("max_batch", max_batch)?,
             kv_type,
-            prefill_chunk: count("prefill_chunk", prefill_chunk)?,
+            prefill_chunk: prefill_chunk
+                .map(|n| count("prefill_chunk", n))
+                .transpose()?,
             nvrtc_folders,
             ..Options::default()
         })

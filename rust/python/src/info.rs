@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use onegraph::arch;
 use onegraph::backend::cuda::driver::device;
+use onegraph::backend::cuda::driver::info::DeviceInfo;
+use onegraph::backend::cuda::lower::shapes::Shapes;
 use onegraph::config::Config;
 use onegraph::engine::Options;
 use onegraph::error::{Error, Result};
@@ -43,8 +45,8 @@ pub fn model_info(
     })
 }
 
-/// Multiprocessors of the card that a plan is fused for where there is none: an H100 or H200.
-const SMS: usize = 132;
+/// The card that a plan is fused for where there is none: an H100 or H200.
+const ARCH: (&str, u32) = ("sm_90", 132);
 
 fn plan_of(path: &Path) -> Result<Plan> {
     let model = Model::open(path)?;
@@ -58,11 +60,13 @@ fn plan_of(path: &Path) -> Result<Plan> {
 pub fn fused_plan(py: Python<'_>, path: PathBuf, rows: usize) -> PyResult<String> {
     detached(py, || {
         let plan = Arc::new(plan_of(&path)?);
+        let card = device::info(0).or_else(|_| DeviceInfo::of_arch(ARCH.0, ARCH.1))?;
         let shape = PassShape {
             rows,
             out: rows,
             is_step: true,
-            sms: device::info(0).map_or(SMS, |card| card.sm_count as usize),
+            sms: card.sm_count as usize,
+            expert_rows: Shapes::of(&card)?.matvec.expert_rows,
         };
         Ok(FusedPlan::new(&plan, true).listed(&shape))
     })

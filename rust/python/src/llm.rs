@@ -168,7 +168,7 @@ impl Engine {
         warmup: bool,
         pdl: Option<bool>,
         threads: Option<i64>,
-        prefill_chunk: i64,
+        prefill_chunk: Option<i64>,
         prefix_cache: bool,
         prefix_host_bytes: Option<i64>,
         cache_dir: Option<PathBuf>,
@@ -187,7 +187,9 @@ impl Engine {
                     .map(|n| count("kv_host_bytes", n))
                     .transpose()?,
                 threads: threads.map(|n| count("threads", n)).transpose()?,
-                prefill_chunk: count("prefill_chunk", prefill_chunk)?,
+                prefill_chunk: prefill_chunk
+                    .map(|n| count("prefill_chunk", n))
+                    .transpose()?,
                 prefix_cache,
                 prefix_host_bytes: prefix_host_bytes
                     .map(|n| count("prefix_host_bytes", n))

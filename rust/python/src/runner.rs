@@ -155,7 +155,7 @@ impl PlanRunner {
         self.inner().write(id, &floats(rows)).map_err(to_py)
     }
 
-    #[pyo3(signature = (tokens, positions, slots, out_rows))]
+    #[pyo3(signature = (tokens, positions, slots, out_rows, types = Vec::new()))]
     fn forward(
         &mut self,
         py: Python<'_>,
@@ -163,6 +163,7 @@ impl PlanRunner {
         positions: Vec<u32>,
         slots: Vec<u32>,
         out_rows: Vec<u32>,
+        types: Vec<u32>,
     ) -> PyResult<()> {
         let runner = self.inner();
         detached(py, || {
@@ -170,6 +171,7 @@ impl PlanRunner {
                 tokens: &tokens,
                 positions: &positions,
                 slots: &slots,
+                types: &types,
                 out_rows: &out_rows,
             })
         })

@@ -2,7 +2,7 @@
 //! GELU. Its vectors are the product; it generates nothing. What other encoders share with it is here.
 
 use super::build::{Builder, Heads, Scores};
-use crate::config::Config;
+use crate::config::{Config, PoolingType};
 use crate::error::Result;
 use crate::plan::{BufferId, Op, Plan, TableRow};
 
@@ -16,25 +16,27 @@ pub fn plan(config: &Config) -> Result<Plan> {
     for layer in 0..c.n_layer {
         let heads = b.heads_under(layer, None, x, c.n_head, b.kv())?;
         attend(&mut b, layer, heads, x)?;
-        let (inner, delta) = (b.buffer("up", c.n_ff), b.buffer("delta", c.n_embd));
-        b.product(x, None, layer, "ffn_up", &[c.n_embd, c.n_ff], inner)?;
-        b.push(Op::Gelu { x: inner });
-        b.product(inner, None, layer, "ffn_down", &[c.n_ff, c.n_embd], delta)?;
+        let delta = feed_forward(&mut b, layer, x)?;
         b.add(delta, x);
         layer_norm(&mut b, x, &format!("blk.{layer}.layer_output_norm"))?;
     }
     Ok(b.states(x))
 }
 
-/// The rows that all layers add to: of tokens, of the first type, for a text is a first sentence, and
-/// of positions, where these are learned.
+/// The rows that all layers add to: of tokens, of types, and of positions, where these are learned. A text
+/// is of the first type, a document beside a query of the second.
 pub fn embed(b: &mut Builder, learned: bool) -> Result<BufferId> {
     const TYPES: &str = "token_types.weight";
     let c = b.config;
     let x = b.embed(1.0)?;
     if let Some(types) = c.tensors.get(TYPES) {
         let n_types = types.shape.get(1).copied().unwrap_or(1);
-        add_row(b, x, TYPES, n_types, TableRow::First)?;
+        let ranks = c.pooling == Some(PoolingType::Rank);
+        let row = match ranks && n_types > 1 {
+            true => TableRow::Type,
+            false => TableRow::First,
+        };
+        add_row(b, x, TYPES, n_types, row)?;
     }
     if learned {
         let name = "position_embd.weight";
@@ -57,6 +59,16 @@ pub fn attend(b: &mut Builder, layer: usize, heads: Heads, x: BufferId) -> Resul
     b.product(attended, None, layer, "attn_output", &shape, delta)?;
     b.add(delta, x);
     layer_norm(b, x, &format!("blk.{layer}.attn_output_norm"))
+}
+
+/// `ffn_down · gelu(ffn_up · x)`: what is to be added to x.
+pub fn feed_forward(b: &mut Builder, layer: usize, x: BufferId) -> Result<BufferId> {
+    let c = b.config;
+    let (inner, delta) = (b.buffer("up", c.n_ff), b.buffer("delta", c.n_embd));
+    b.product(x, None, layer, "ffn_up", &[c.n_embd, c.n_ff], inner)?;
+    b.push(Op::Gelu { x: inner });
+    b.product(inner, None, layer, "ffn_down", &[c.n_ff, c.n_embd], delta)?;
+    Ok(delta)
 }
 
 /// Adds a row of a table of so many.

@@ -3,7 +3,7 @@
 
 mod experts;
 
-pub use experts::Router;
+pub use experts::{Choice, Router};
 
 use crate::config::{Config, RopeScaling};
 use crate::error::{Error, Result};
@@ -346,7 +346,18 @@ impl<'a> Builder<'a> {
 
     /// Attention, then the product with `attn_output`: what is to be added to x.
     pub fn attend(&mut self, layer: usize, heads: Heads, scores: Scores) -> Result<BufferId> {
-        let out = self.attention(layer, heads, scores);
+        self.attend_in(layer, layer, heads, scores)
+    }
+
+    /// The same by the cache of another layer, which stores in it what it needs itself.
+    pub fn attend_in(
+        &mut self,
+        cache: usize,
+        layer: usize,
+        heads: Heads,
+        scores: Scores,
+    ) -> Result<BufferId> {
+        let out = self.attention(cache, heads, scores);
         self.attended(layer, heads, out)
     }
 

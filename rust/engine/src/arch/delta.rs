@@ -115,10 +115,12 @@ impl<'a> Mixer<'a> {
         b.push(Op::ShortConv {
             x: mixed,
             weight,
+            bias: None,
             state,
             out: qkv,
             taps,
             silu: true,
+            part: None,
         });
         let a = b.weight(&format!("blk.{layer}.ssm_a"), &[n_head_v])?;
         let dt = b.weight(&format!("blk.{layer}.ssm_dt.bias"), &[n_head_v])?;

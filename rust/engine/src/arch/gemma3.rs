@@ -4,7 +4,7 @@
 use super::build::{Builder, Scores};
 use crate::config::{Config, RopeScaling};
 use crate::error::Result;
-use crate::plan::{Plan, RopeStyle};
+use crate::plan::{BufferId, Plan, RopeStyle};
 
 /// The last layer of each so many is global, where the file does not say.
 const PERIOD: usize = 6;
@@ -15,7 +15,14 @@ const LAYERS_OF_27B: usize = 62;
 
 pub fn plan(config: &Config) -> Result<Plan> {
     let mut b = Builder::new(config);
-    let c = config;
+    let x = layers(&mut b, true)?;
+    b.logits(x)
+}
+
+/// The rows that all layers have added to: of rows that see none behind them, or of a whole text, whose
+/// layers share a cache.
+pub fn layers(b: &mut Builder, causal: bool) -> Result<BufferId> {
+    let c = b.config;
     let global = b.rope_table(c.rope_dim, c.rope_base, &c.rope_scaling)?;
     let local = match c.window {
         // Their positions are never far apart, so that they need no scaling.
@@ -32,6 +39,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
         let heads = b.heads(layer, x, c.n_head, b.kv())?;
         let mut scores = Scores {
             window,
+            causal,
             ..heads.scores()
         };
         if c.n_layer == LAYERS_OF_27B {
@@ -39,12 +47,13 @@ pub fn plan(config: &Config) -> Result<Plan> {
         }
         b.norm_heads(layer, heads)?;
         b.rotate(heads, table, RopeStyle::Halves);
-        let delta = b.attend(layer, heads, scores)?;
+        let cache = if causal { layer } else { 0 };
+        let delta = b.attend_in(cache, layer, heads, scores)?;
         b.norm_delta(layer, delta, "post_attention_norm")?;
         b.add(delta, x);
         let delta = b.geglu(layer, x, c.n_ff)?;
         b.norm_delta(layer, delta, "post_ffw_norm")?;
         b.add(delta, x);
     }
-    b.logits(x)
+    Ok(x)
 }

@@ -15,17 +15,21 @@ mod exaone4;
 mod fused;
 mod gemma3;
 mod gemma4;
+mod gemma_embedding;
 mod glm4;
 mod glm4moe;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
 mod hunyuan_dense;
 mod laguna;
 mod lfm2;
 mod lfm2moe;
 mod llama;
+mod mamba2;
 mod mistral3;
 mod muse_glimmer;
+mod nemotron_h;
 mod nextn;
 mod nomic_bert;
 mod olmo2;
@@ -45,6 +49,14 @@ const HEAD: [&str; 4] = [
     "cls.bias",
     "cls.output.weight",
     "cls.output.bias",
+];
+
+/// Layers behind the pooling of embeddings.
+const DENSE: [&str; 4] = [
+    "dense_2.weight",
+    "dense_2.bias",
+    "dense_3.weight",
+    "dense_3.bias",
 ];
 
 pub use nextn::with_drafter;
@@ -206,6 +218,23 @@ pub static ARCHITECTURES: &[Architecture] = &[
         experts: true,
         plan: laguna::plan,
     },
+    // Nemotron Nano 9B and 12B v2 call themselves so too.
+    Architecture {
+        name: "nemotron_h",
+        experts: false,
+        plan: nemotron_h::plan,
+    },
+    Architecture {
+        name: "nemotron_h_moe",
+        experts: true,
+        plan: nemotron_h::plan,
+    },
+    // Granite 4 H.
+    Architecture {
+        name: "granitehybrid",
+        experts: true,
+        plan: granite_hybrid::plan,
+    },
     // GLM-4.7-Flash, DeepSeek-R1 and others call themselves so too.
     Architecture {
         name: "deepseek2",
@@ -221,6 +250,16 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "nomic-bert",
         experts: false,
         plan: nomic_bert::plan,
+    },
+    Architecture {
+        name: "nomic-bert-moe",
+        experts: true,
+        plan: nomic_bert::plan_with_experts,
+    },
+    Architecture {
+        name: "gemma-embedding",
+        experts: false,
+        plan: gemma_embedding::plan,
     },
 ];
 
@@ -326,9 +365,11 @@ fn is_replaced(config: &Config, name: &str) -> bool {
     layer_of(name).is_some_and(|(layer, part)| layer >= first && PARTS.contains(&part))
 }
 
-/// Whether a tensor is of a reranker's head, which the engine computes.
+/// Whether a tensor is of what stands behind the pooling, which the engine computes: a reranker's head, or
+/// dense layers.
 fn is_of_head(config: &Config, name: &str) -> bool {
     config.pooling == Some(PoolingType::Rank) && HEAD.contains(&name)
+        || config.arch == "gemma-embedding" && DENSE.contains(&name)
 }
 
 /// The layer of a tensor, and its name there.

@@ -98,6 +98,8 @@ pub struct Batch<'a> {
     pub positions: &'a [u32],
     /// Which row of the page table each row's sequence uses.
     pub slots: &'a [u32],
+    /// Which text of a pair each row is of, 0 or 1; all of the first where it is empty.
+    pub types: &'a [u32],
     /// The rows whose logits are wanted.
     pub out_rows: &'a [u32],
 }

@@ -57,6 +57,17 @@ pub struct TextPart<'a> {
     pub start: usize,
     /// How many of the last tokens' states are wanted.
     pub wanted: usize,
+    /// The position from which on tokens are of the second text of a pair.
+    pub second: usize,
+}
+
+impl TextPart<'_> {
+    /// Which text of a pair each token is of.
+    pub(super) fn types(&self) -> impl Iterator<Item = u32> {
+        let positions = (self.start..).take(self.tokens.len());
+        let second = self.second;
+        positions.map(move |position| u32::from(position >= second))
+    }
 }
 
 /// The passes that parts of texts take, of up to `room` rows each; beside each piece, whose it is. A text
@@ -166,6 +177,7 @@ mod tests {
                 tokens: &tokens[..*n],
                 start: 7,
                 wanted: *wanted.min(n),
+                second: usize::MAX,
             };
             let parts: Vec<_> = lengths.iter().enumerate().map(of).collect();
             let mut fed = vec![(Vec::<u32>::new(), Vec::<u32>::new()); parts.len()];

@@ -26,9 +26,10 @@ pub struct DeltaConfig {
 }
 
 impl Config {
-    /// What `ssm.conv_kernel` and its neighbours say, where they are.
+    /// What `ssm.conv_kernel` and its neighbours say, where they are, and not of Mamba-2.
     pub(super) fn delta(keys: &Keys<'_>, n_layer: usize) -> Result<Option<DeltaConfig>> {
-        let Some(conv_kernel) = keys.uint("ssm.conv_kernel", 2..=16)? else {
+        let taps = keys.uint("ssm.conv_kernel", 2..=16)?;
+        let Some(conv_kernel) = taps.filter(|_| !Self::has_mamba2(keys.arch)) else {
             return Ok(None);
         };
         let need = |key: &str, range: RangeInclusive<usize>| {

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use super::bell::Caller;
 use super::options::in_range;
 use super::policy::check_priority;
-use super::pooling::{Embedding, Pooling};
+use super::pooling::{Behind, Embedding, Pooling};
 use super::queue::Work;
-use super::ranking::no_reranker;
+use super::ranking::{no_reranker, second_of};
 use super::request::Outlet;
 use super::ticket::Ticket;
 use super::Engine;
@@ -46,12 +46,18 @@ impl Engine {
         self.shared.check_open()?;
         let loaded = &self.loaded;
         check_priority(request.priority)?;
-        let (pooling, head) = match request.pooling {
+        let mut second = usize::MAX;
+        let (pooling, behind) = match request.pooling {
             Some(Pooling::Rank) => {
                 let head = loaded.head.as_ref().ok_or_else(no_reranker)?;
-                (Pooling::of_head(loaded.looks_ahead), Some(head.clone()))
+                second = second_of(&request.ids, loaded.tokenizer.vocab().eos);
+                let pooling = Pooling::of_head(loaded.looks_ahead);
+                (pooling, Behind::Head(head.clone()))
             }
-            _ => (self.pooling(request.pooling)?, None),
+            said => {
+                let dense = loaded.dense.clone().map_or(Behind::Nothing, Behind::Dense);
+                (self.pooling(said)?, dense)
+            }
         };
         let dimensions = request.dimensions.unwrap_or(loaded.n_embd);
         in_range("dimensions", dimensions, 1, loaded.n_embd)?;
@@ -59,14 +65,16 @@ impl Engine {
         let tokens = request.ids.len();
         self.check_embedded(tokens, false)?;
         let (out, items) = mpsc::channel();
-        let work = Work::Embed(Box::new(Embedding::new(
+        let mut text = Embedding::new(
             request.ids.clone(),
             pooling,
             [loaded.n_embd, dimensions],
-            request.normalize && head.is_none(),
-            head,
+            request.normalize,
+            behind,
             Outlet::new(out, caller),
-        )));
+        );
+        text.second = second;
+        let work = Work::Embed(Box::new(text));
         let (priority, asked) = (request.priority, request.asked);
         self.push(work, tokens, items, priority, asked, timeout)
     }

@@ -15,7 +15,7 @@ use crate::arch;
 use crate::backend::cpu::{self, CpuBackend};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::run::card::LoadTimes;
-use crate::backend::cuda::run::prefill::MOST_CHUNK;
+use crate::backend::cuda::run::prefill::{chunk_of, MOST_CHUNK};
 use crate::backend::cuda::study::exact_sums::{self, SumCheck};
 use crate::backend::cuda::study::{fit::fit, offline};
 use crate::backend::cuda::CudaBackend;
@@ -34,6 +34,7 @@ use crate::weights::Model;
 mod bell;
 mod checks;
 mod constrain;
+mod dense;
 pub mod device;
 mod embedding;
 mod executor;
@@ -73,6 +74,7 @@ pub use request::{
 pub use stats::{Done, Stats};
 pub use ticket::{Ticket, Wait, POLL};
 
+use dense::Dense;
 use device::Device;
 use executor::{panic_error, Executor};
 use options::in_range;
@@ -107,6 +109,8 @@ pub struct Loaded {
     pub pooling: Option<PoolingType>,
     /// That of a reranker.
     pub head: Option<Arc<Head>>,
+    /// Behind the pooling of embeddings.
+    pub dense: Option<Arc<Dense>>,
     pub tokenizer: Arc<Tokenizer>,
     /// Why `auto` took the CPU; none where it did not.
     pub no_card: Option<&'static str>,
@@ -629,6 +633,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
         looks_ahead,
         pooling: config.pooling,
         head: Head::read(&config, &model)?,
+        dense: Dense::read(&config, &model)?,
         tokenizer,
         no_card: (options.device == "auto" && device == Device::Cpu).then(device::no_card),
         chat_template: model
@@ -720,8 +725,9 @@ const LEAST_FED: usize = 512;
 
 /// What backends are told for sequences of `plan` and `n_ctx` tokens.
 pub(crate) fn runner(options: &Options, plan: &Plan, n_ctx: usize) -> Result<RunnerOptions> {
-    let chunk = options.prefill_chunk.max(LEAST_FED);
     let mut gpu = options.gpu()?;
+    gpu.prefill_chunk = options.prefill_chunk.unwrap_or_else(|| chunk_of(plan));
+    let chunk = gpu.prefill_chunk.max(LEAST_FED);
     if plan.looks_ahead() {
         let whole = n_ctx.next_power_of_two().min(MOST_CHUNK);
         gpu.prefill_chunk = gpu.prefill_chunk.max(whole);

@@ -68,8 +68,9 @@ pub struct Options {
     pub kv_host_bytes: Option<usize>,
     /// CPU threads; none: as many as the machine runs at once.
     pub threads: Option<usize>,
-    /// On a GPU, most tokens of a prompt in one pass; a power of two.
-    pub prefill_chunk: usize,
+    /// On a GPU, most tokens of a prompt in one pass; a power of two. None: 512, or 2,048 of a model with
+    /// experts, of whom each then has some.
+    pub prefill_chunk: Option<usize>,
     pub graph: GraphOptions,
     pub speculate: Speculate,
     /// Whether keys and values of tokens that a prompt begins with are kept and found again.
@@ -95,7 +96,7 @@ impl Default for Options {
             kv_tokens: None,
             kv_host_bytes: None,
             threads: None,
-            prefill_chunk: DEFAULT_CHUNK,
+            prefill_chunk: None,
             graph: GraphOptions::default(),
             speculate: Speculate::Auto,
             prefix_cache: true,
@@ -172,7 +173,7 @@ impl Options {
             max_batch: self.graph.max_batch,
             padding: self.graph.padding,
             warmup: self.graph.warmup,
-            prefill_chunk: self.prefill_chunk,
+            prefill_chunk: self.prefill_chunk.unwrap_or(DEFAULT_CHUNK),
             ..GpuOptions::default()
         })
     }
@@ -198,7 +199,9 @@ impl Options {
         if let Some(n) = self.threads {
             in_range("threads", n, 1, 1024)?;
         }
-        check_chunk(self.prefill_chunk)?;
+        if let Some(rows) = self.prefill_chunk {
+            check_chunk(rows)?;
+        }
         if let Some(n) = self.graph.max_batch {
             in_range("graph.max_batch", n, 1, self.max_batch)?;
         }
@@ -294,7 +297,7 @@ mod tests {
             "{text}"
         );
         let text = refused(&Options {
-            prefill_chunk: 100,
+            prefill_chunk: Some(100),
             ..base()
         });
         assert!(

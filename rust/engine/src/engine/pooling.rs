@@ -6,12 +6,14 @@
 //! - **cls**: the state of the first token, of models in which it has seen the whole text.
 //! - **mean**: of each dimension the sum of the states of all tokens in their order, from +0, divided by
 //!   their number; all of it in float64.
+//! - **dense**: in models that have layers behind this, they make a vector of it ([`super::dense`]).
 //! - **length 1**: of the dimensions that are wanted the sum of squares, in their order, from +0; each is
 //!   divided by the root of it; all of it in float64. A vector of zeros stays one.
 //! - At the end each number is rounded to float32, once.
 
 use std::sync::Arc;
 
+use super::dense::Dense;
 use super::ranking::Head;
 use super::request::Outlet;
 use crate::config::PoolingType;
@@ -106,14 +108,25 @@ fn not_made(said: PoolingType, why: &str) -> Error {
     }
 }
 
+/// What is made of the pooled states.
+#[derive(Debug, Clone)]
+pub enum Behind {
+    /// They are the vector.
+    Nothing,
+    Dense(Arc<Dense>),
+    /// A score.
+    Head(Arc<Head>),
+}
+
 /// A text that is being embedded.
 pub struct Embedding {
     pub ids: Vec<u32>,
+    /// The position from which on tokens are of the second text of a pair.
+    pub second: usize,
     pooling: Pooling,
     dimensions: usize,
     normalize: bool,
-    /// What makes a score of the vector.
-    head: Option<Arc<Head>>,
+    behind: Behind,
     /// `[n_embd]`, of the states so far.
     sum: Vec<f64>,
     /// States in the sum.
@@ -122,22 +135,23 @@ pub struct Embedding {
 }
 
 impl Embedding {
-    /// Of `ids`, by a model of width `n_embd`: the leading `dimensions`, of length 1 where they are to be
-    /// normalized, or the score that a `head` makes of it. The vector goes to `out`.
+    /// Of `ids`, by a model of width `n_embd`: the leading `dimensions` of what stands `behind` the pooling,
+    /// of length 1 where they are to be normalized, or a score. The vector goes to `out`.
     pub fn new(
         ids: Vec<u32>,
         pooling: Pooling,
         [n_embd, dimensions]: [usize; 2],
         normalize: bool,
-        head: Option<Arc<Head>>,
+        behind: Behind,
         out: Outlet<Vec<f32>>,
     ) -> Self {
         Self {
             ids,
+            second: usize::MAX,
             pooling,
             dimensions,
             normalize,
-            head,
+            behind,
             sum: vec![0.0; n_embd],
             n: 0,
             out,
@@ -163,12 +177,11 @@ impl Embedding {
     }
 
     /// Sends the vector.
-    pub fn finish(mut self) {
-        let made = vector(&mut self.sum, self.n, self.dimensions, self.normalize);
-        // Of one state the sum is that.
-        let made = made.map(|vector| match &self.head {
-            Some(head) => vec![head.score(&self.sum)],
-            None => vector,
+    pub fn finish(self) {
+        let made = mean(&self.sum, self.n).map(|mut whole| match &self.behind {
+            Behind::Nothing => cut(&mut whole, self.dimensions, self.normalize),
+            Behind::Dense(dense) => cut(&mut dense.of(whole), self.dimensions, self.normalize),
+            Behind::Head(head) => vec![head.score(&whole)],
         });
         self.out.send(made);
     }
@@ -179,11 +192,11 @@ impl Embedding {
     }
 }
 
-/// The leading `dimensions` of the sum of `n` states as a vector.
+/// The mean of `n` states, by their sum.
 ///
 /// # Errors
 /// [`Error::Embedding`] where the model's numbers overflowed.
-fn vector(sum: &mut [f64], n: usize, dimensions: usize, normalize: bool) -> Result<Vec<f32>> {
+fn mean(sum: &[f64], n: usize) -> Result<Vec<f64>> {
     // Of all: what overflowed in one dimension has made the others what they are.
     if let Some(dimension) = sum.iter().position(|x| !x.is_finite()) {
         return Err(Error::Embedding {
@@ -191,8 +204,12 @@ fn vector(sum: &mut [f64], n: usize, dimensions: usize, normalize: bool) -> Resu
             value: sum[dimension].to_string(),
         });
     }
-    let vector = sum.get_mut(..dimensions).unwrap_or_default();
-    vector.iter_mut().for_each(|x| *x /= n as f64);
+    Ok(sum.iter().map(|x| *x / n as f64).collect())
+}
+
+/// The leading `dimensions` as a vector.
+fn cut(whole: &mut [f64], dimensions: usize, normalize: bool) -> Vec<f32> {
+    let vector = whole.get_mut(..dimensions).unwrap_or_default();
     if normalize {
         let squares = vector.iter().fold(0.0f64, |sum, x| sum + *x * *x);
         if squares > 0.0 {
@@ -200,7 +217,7 @@ fn vector(sum: &mut [f64], n: usize, dimensions: usize, normalize: bool) -> Resu
             vector.iter_mut().for_each(|x| *x /= length);
         }
     }
-    Ok(vector.iter().map(|x| *x as f32).collect())
+    vector.iter().map(|x| *x as f32).collect()
 }
 
 #[cfg(test)]
@@ -215,7 +232,8 @@ mod tests {
         let pooled = |pieces: &[usize]| {
             let (out, items) = mpsc::channel();
             let out = Outlet::new(out, None);
-            let mut text = Embedding::new(vec![0; 10], Pooling::Mean, [4, 4], true, None, out);
+            let (pooling, behind) = (Pooling::Mean, Behind::Nothing);
+            let mut text = Embedding::new(vec![0; 10], pooling, [4, 4], true, behind, out);
             let mut rest = &states[..];
             for n in pieces {
                 assert_eq!(text.wanted(*n, false), *n);
@@ -234,25 +252,20 @@ mod tests {
 
     #[test]
     fn vectors_are_as_their_definition_says() {
-        let sum = || vec![3.0, -4.0, 12.0];
-        assert_eq!(vector(&mut sum(), 1, 2, true), Ok(vec![0.6, -0.8]));
-        assert_eq!(vector(&mut sum(), 2, 3, false), Ok(vec![1.5, -2.0, 6.0]));
-        assert_eq!(vector(&mut [0.0; 2], 1, 2, true), Ok(vec![0.0; 2]));
+        let of = |n| mean(&[3.0, -4.0, 12.0], n).unwrap();
+        assert_eq!(cut(&mut of(1), 2, true), [0.6, -0.8]);
+        assert_eq!(cut(&mut of(2), 3, false), [1.5, -2.0, 6.0]);
+        assert_eq!(cut(&mut [0.0; 2], 2, true), [0.0; 2]);
     }
 
     #[test]
     fn numbers_that_overflowed_are_an_error_that_says_where() {
-        let text = vector(&mut [1.0, f64::NAN], 1, 2, true)
-            .unwrap_err()
-            .to_string();
+        let text = mean(&[1.0, f64::NAN], 1).unwrap_err().to_string();
         assert!(
             text.contains("dimension 1") && text.contains("NaN"),
             "{text}"
         );
-        // Also of a dimension that is not asked for.
-        let text = vector(&mut [1.0, f64::INFINITY], 1, 1, false)
-            .unwrap_err()
-            .to_string();
+        let text = mean(&[1.0, f64::INFINITY], 1).unwrap_err().to_string();
         assert!(
             text.contains("dimension 1") && text.contains("inf"),
             "{text}"

@@ -1,102 +1,22 @@
 //! Scores of documents for a query: the head of a reranker, applied to the hidden state that has seen
 //! both.
 //!
-//! The head is small and the order of its sums is defined, so that a score has the same bits alone and
-//! among others, and on every device: for each row, starting from the bias or +0, `w x` in column order,
-//! all in float64. If there is a `cls`, it comes first, followed by `tanh`; then `cls.output`. For one
+//! The order of its sums is defined ([`super::dense`]), so that a score has the same bits alone and among
+//! others, and on every device. If there is a `cls`, it comes first, followed by `tanh`; then `cls.output`. For one
 //! number the score is `1 / (1 + exp(-s))`, for two the softmax share of the first. It is rounded to
 //! float32 once, at the end.
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::dense::Layer;
 use super::Engine;
-use crate::backend::Weights;
 use crate::config::{Config, PoolingType};
 use crate::error::{Error, Result};
-use crate::plan;
 use crate::weights::Model;
 
 /// Where the file says what a query and a document are to the model.
 const TEMPLATE: &str = "tokenizer.chat_template.rerank";
-
-/// Most numbers of a matrix: a head is small.
-const MOST: usize = 1 << 24;
-
-/// The numbers of a tensor of this shape, where there are some and not too many; of a matrix, where its rows
-/// have so many.
-fn size(shape: &[usize], n_in: Option<usize>) -> Option<usize> {
-    let fits = n_in.is_none_or(|n_in| shape.first() == Some(&n_in));
-    let n = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
-    n.filter(|n| fits && (1..=MOST).contains(n))
-}
-
-/// A product with a matrix.
-struct Layer {
-    /// `[n_out][n_in]`.
-    weight: Vec<f32>,
-    /// `[n_out]`, or none.
-    bias: Vec<f32>,
-    n_in: usize,
-}
-
-impl Layer {
-    /// The layer of this name, where the file has it.
-    fn read(config: &Config, model: &Model, name: &str, n_in: usize) -> Result<Option<Self>> {
-        let read = |part: &str| -> Result<Option<Vec<f32>>> {
-            let name = format!("{name}.{part}");
-            let Some(spec) = config.tensors.get(&name) else {
-                return Ok(None);
-            };
-            let Some(n) = size(&spec.shape, (part != "bias").then_some(n_in)) else {
-                return Err(Error::Tensor {
-                    name,
-                    found: format!("the shape {:?}", spec.shape),
-                    expected: match part {
-                        "bias" => "a number for each row of its matrix".into(),
-                        _ => format!("rows of {n_in}"),
-                    },
-                    remedy:
-                        "the metadata and the tensors disagree: convert or fetch the model again"
-                            .into(),
-                });
-            };
-            let mut values = vec![0.0; n];
-            let weight = plan::Weight {
-                name,
-                n_in: n,
-                n_out: 1,
-                n_expert: 1,
-                ty: spec.ty,
-            };
-            model.vector(&weight, &mut values)?;
-            Ok(Some(values))
-        };
-        let Some(weight) = read("weight")? else {
-            return Ok(None);
-        };
-        let (bias, n_out) = (read("bias")?.unwrap_or_default(), weight.len() / n_in);
-        if !bias.is_empty() && bias.len() != n_out {
-            return Err(Error::Tensor {
-                name: format!("{name}.bias"),
-                found: format!("{} numbers", bias.len()),
-                expected: format!("{n_out}, the rows of its matrix"),
-                remedy: "the tensors disagree: convert or fetch the model again".into(),
-            });
-        }
-        Ok(Some(Self { weight, bias, n_in }))
-    }
-
-    fn of(&self, x: &[f64]) -> Vec<f64> {
-        let rows = self.weight.chunks_exact(self.n_in).enumerate();
-        rows.map(|(i, row)| {
-            let bias = self.bias.get(i).map_or(0.0, |bias| f64::from(*bias));
-            let products = row.iter().zip(x);
-            products.fold(bias, |sum, (w, x)| sum + f64::from(*w) * x)
-        })
-        .collect()
-    }
-}
 
 /// The head of a reranker.
 pub struct Head {
@@ -108,11 +28,7 @@ pub struct Head {
 
 impl std::fmt::Debug for Head {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "a head of {} scores",
-            self.out.weight.len() / self.out.n_in
-        )
+        write!(f, "a head of {} scores", self.out.n_out())
     }
 }
 
@@ -120,28 +36,16 @@ impl Head {
     /// That of a file that is a reranker's, and has it.
     ///
     /// # Errors
-    /// [`Error::Tensor`] for one that is missing or of the wrong shape; [`Error::Metadata`] for rows of
-    /// another kind for documents than for queries.
+    /// [`Error::Tensor`] for one that is missing or of the wrong shape.
     pub fn read(config: &Config, model: &Model) -> Result<Option<Arc<Self>>> {
         let has_head = config.tensors.contains_key("cls.output.weight");
         if config.pooling != Some(PoolingType::Rank) || !has_head {
             return Ok(None);
         }
-        let types = config.tensors.get("token_types.weight");
-        let n_types = types.and_then(|types| types.shape.get(1)).copied();
-        if let Some(n) = n_types.filter(|n| *n > 1) {
-            return Err(Error::Metadata {
-                key: format!("{}.pooling_type", config.arch),
-                value: "4 (rank)".into(),
-                expected: format!("0 to 3: rerankers with {n} token types are not supported"),
-            });
-        }
         let inner = Layer::read(config, model, "cls", config.n_embd)?;
-        let width = inner
-            .as_ref()
-            .map_or(config.n_embd, |l| l.weight.len() / l.n_in);
+        let width = inner.as_ref().map_or(config.n_embd, Layer::n_out);
         let out = Layer::read(config, model, "cls.output", width)?;
-        let out = out.filter(|out| matches!(out.weight.len() / out.n_in, 1 | 2));
+        let out = out.filter(|out| matches!(out.n_out(), 1 | 2));
         let Some(out) = out else {
             return Err(Error::Tensor {
                 name: "cls.output.weight".into(),
@@ -217,12 +121,13 @@ impl Engine {
             None => {
                 let mut ids = Vec::new();
                 ids.extend(vocab.bos.filter(|_| tokenizer.add_bos()));
-                for text in [query, document] {
+                for (text, between) in [(query, tokenizer.separator()), (document, None)] {
                     let Some(of) = tokenizer.encode_while(text, false, &[], go_on) else {
                         return Ok(None);
                     };
                     ids.extend(of);
                     ids.extend(vocab.eos.filter(|_| tokenizer.add_eos()));
+                    ids.extend(between);
                 }
                 Some(ids)
             }
@@ -233,6 +138,12 @@ impl Engine {
         self.check_embedded(ids.len(), false)?;
         Ok(Some(ids))
     }
+}
+
+/// The position of the first token behind a query and the token that ends it.
+pub fn second_of(ids: &[u32], end: Option<u32>) -> usize {
+    let at = ids.iter().position(|id| Some(*id) == end);
+    at.map_or(usize::MAX, |at| at + 1)
 }
 
 /// The error of a model that gives no scores.
@@ -258,34 +169,8 @@ mod tests {
     }
 
     #[test]
-    fn a_matrix_without_rows_is_none() {
-        assert_eq!(size(&[4, 3], Some(4)), Some(12));
-        assert_eq!(size(&[3], None), Some(3));
-        for shape in [
-            &[4, 0][..],
-            &[0, 1],
-            &[3, 4],
-            &[],
-            &[4, usize::MAX],
-            &[4, 1 << 23],
-        ] {
-            assert_eq!(size(shape, Some(4)), None, "{shape:?}");
-        }
-        assert_eq!(
-            [&[0][..], &[1 << 25]].map(|shape| size(shape, None)),
-            [None; 2]
-        );
-        // Of no columns there would be any number of rows.
-        assert_eq!(size(&[0, 1], Some(0)), None);
-    }
-
-    #[test]
     fn scores_are_as_their_definition_says() {
-        let layer = |weight: &[f32], bias: &[f32], n_in| Layer {
-            weight: weight.to_vec(),
-            bias: bias.to_vec(),
-            n_in,
-        };
+        let layer = |weight: &[f32], bias: &[f32], n_in| Layer::new(weight, bias.to_vec(), n_in);
         let of = |inner, out| Head {
             inner,
             out,

@@ -6,6 +6,7 @@
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing)]
 #![deny(clippy::arithmetic_side_effects, clippy::panic)]
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use crate::error::{Error, Result};
@@ -324,6 +325,15 @@ impl Gguf {
     pub fn get_f32s(&self, key: &str) -> Result<Option<&[f32]>> {
         self.typed(key, "an array of 32-bit floats", |v| match v {
             Value::Array(Array::F32(a)) => Some(a.as_slice()),
+            _ => None,
+        })
+    }
+
+    /// An array of bytes, which some files call signed. `Ok(None)` where the key is missing.
+    pub fn get_bytes(&self, key: &str) -> Result<Option<Cow<'_, [u8]>>> {
+        self.typed(key, "an array of bytes", |v| match v {
+            Value::Array(Array::U8(a)) => Some(Cow::from(a)),
+            Value::Array(Array::I8(a)) => Some(a.iter().map(|b| b.cast_unsigned()).collect()),
             _ => None,
         })
     }

@@ -1,4 +1,4 @@
-//! What ops are told beside buffers and numbers.
+//! What some operations have beside buffers, weights and numbers.
 
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +51,13 @@ pub struct Groups {
     pub used: usize,
 }
 
+/// Consecutive values of a row of `of`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowPart {
+    pub first: usize,
+    pub of: usize,
+}
+
 /// Which row of a table is added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -59,4 +66,6 @@ pub enum TableRow {
     First,
     /// The one of the row's position.
     Position,
+    /// The one of the text of a pair that the row is of.
+    Type,
 }

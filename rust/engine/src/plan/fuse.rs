@@ -303,6 +303,8 @@ pub struct PassShape {
     pub is_step: bool,
     /// Multiprocessors of the card.
     pub sms: usize,
+    /// Rows up to which products by experts take each by itself, at least 1.
+    pub expert_rows: usize,
 }
 
 /// The fused ops of a plan.

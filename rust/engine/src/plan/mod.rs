@@ -4,6 +4,7 @@
 mod attributes;
 pub mod fuse;
 mod kv;
+mod mamba2;
 mod op;
 pub mod parts;
 #[allow(clippy::module_inception)]
@@ -14,8 +15,9 @@ pub mod sketch;
 #[cfg(test)]
 mod tests;
 
-pub use attributes::{Gating, Groups, Norm, RopeStyle, TableRow};
+pub use attributes::{Gating, Groups, Norm, RopeStyle, RowPart, TableRow};
 pub use kv::KvShape;
+pub use mamba2::Mamba2;
 pub use op::{Op, ARITHMETIC};
 pub use plan::{
     Buffer, BufferId, Drafter, Hidden, LongFactors, Plan, RopeTable, Rows, State, StateId,

@@ -3,11 +3,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::attributes::{Gating, Groups, Norm, RopeStyle, RowPart, TableRow};
 use super::signature::{
     Access, CacheUse, Constant, Operand, Over, Parts, Role, Rotation, Signature, StateUse, Used,
     Width,
 };
-use super::{BufferId, Gating, Groups, Norm, RopeStyle, StateId, TableRow, WeightId};
+use super::{BufferId, Mamba2, StateId, WeightId};
 
 /// The default of factors: 1 changes nothing.
 fn one() -> f32 {
@@ -36,7 +37,8 @@ pub enum Op {
         scale: f32,
     },
     /// `out[r][g] = x[r][g] / sqrt(mean(x[r][g]^2) + eps) * weight`, for each group `g` of `group`
-    /// consecutive values; `weight` has `group` values, all 1 where there is none. The sum of the squares: of every 256 values
+    /// consecutive values; `weight` has `group` values, or as many as a row has, of which each group takes its
+    /// own; all 1 where there is none. The sum of the squares: of every 256 values
     /// in turn, the last ones padded with zeros, 32 chains of 8 consecutive values, each by fused
     /// multiply-adds from zero; the chains folded in halves, 16, 8, 4, 2, 1; then these sums in
     /// order. Then `f = 1 / sqrt(sum / group + eps)`, NaN where the sum is infinite, and
@@ -60,7 +62,7 @@ pub enum Op {
         out: BufferId,
         eps: f32,
     },
-    /// `x[r] += table[i]`, in place: `i` is 0, or `positions[r]`. The table is a vector of rows as wide as x,
+    /// `x[r] += table[i]`, in place: `i` is 0, `positions[r]` or `types[r]`. The table is a vector of rows as wide as x,
     /// one after another; a row that it does not have is NaN.
     AddRow {
         x: BufferId,
@@ -148,7 +150,8 @@ pub enum Op {
     /// `window`, at least 1, `t` is above `positions[r] - window`: a row sees that many tokens, its own
     /// included, and no page is read of which it sees none, so that such pages need not be mapped.
     /// Where it is not `causal`, `t` is over `0..=e`, `e` the largest position of the row's sequence in the
-    /// pass: a row sees those behind it too, and all of a sequence is one pass. There is no window then.
+    /// pass: a row sees those behind it too, and all of a sequence is one pass. A `window` is around the row
+    /// then: `t` is at most `floor(window / 2)` from `positions[r]`.
     /// With `sinks`, a logit for each head, `sinks[h]` is one more score of the softmax, of value 0.
     /// NaN where no score but that is above -infinity. Keys and values are finite: those that are not end
     /// their sequence ([`crate::Error::KvValues`]). Where the layer's values are in its keys, `V[t]` is the first
@@ -267,13 +270,20 @@ pub enum Op {
     /// touches no state, and what it gives is no number of any sequence.
     ///
     /// Here it is the last `taps - 1` inputs, `[taps - 1][channels]`, the oldest first.
+    ///
+    /// With a `bias` the sum is from `bias[c]` instead of +0. With a `part`, the inputs are those of
+    /// `x[r]` from its `first` on, of `of` values.
     ShortConv {
         x: BufferId,
         weight: WeightId,
+        #[serde(default)]
+        bias: Option<WeightId>,
         state: StateId,
         out: BufferId,
         taps: usize,
         silu: bool,
+        #[serde(default)]
+        part: Option<RowPart>,
     },
     /// A short convolution between two gates. `x[r]` has three parts as wide as `out`, `b`, `c` and `u`:
     /// `out[r] = c * y`, `y` the convolution of [`Op::ShortConv`] of the products `b * u`, each of which
@@ -316,6 +326,8 @@ pub enum Op {
         head_dim: usize,
         eps: f32,
     },
+    /// [`Mamba2`] states it.
+    Mamba2(Mamba2),
     /// `out[r] = gelu(gate[r]) * up[r]`, with the form of `gelu` by tanh, `g / 2 (1 + tanh(u))` of
     /// `u = sqrt(2/pi) (g + 0.044715 g^3)`, which is `g / (1 + exp(-2u))`. As
     /// `(gate (t / (1 + e))) up` with `z = gate fma(gate gate, b, a)`, `a = float(sqrt(8/pi))` and
@@ -340,6 +352,8 @@ pub enum Op {
     /// `q = (t p) e`, which is `Phi(-b)`; then `x q` for x below 0, else `fma(-x, q, x)`. NaN of what is
     /// infinite.
     Gelu { x: BufferId },
+    /// `x[r] = max(x[r], 0)^2`, in place, rounded; NaN of what is infinite.
+    ReluSquared { x: BufferId },
     /// `x[r] = x[r] * factor`, in place, rounded.
     Scale { x: BufferId, factor: f32 },
     /// `x[r] = x[r] * weight[0]`, in place, rounded: the factor is a tensor of one number.
@@ -457,6 +471,7 @@ impl Op {
                     match row {
                         TableRow::First => "add_first_row",
                         TableRow::Position => "add_row_of_position",
+                        TableRow::Type => "add_row_of_type",
                     },
                     Over::Batch,
                     vec![update(x)],
@@ -573,15 +588,29 @@ impl Op {
             Op::ShortConv {
                 x,
                 weight,
+                bias,
                 state,
                 out,
                 taps,
                 silu,
+                part,
             } => Signature {
-                weights: vec![used(weight, Role::Taps(taps))],
+                weights: [
+                    Some(used(weight, Role::Taps(taps))),
+                    bias.map(|id| used(id, Role::Shift)),
+                ]
+                .into_iter()
+                .flatten()
+                .collect(),
+                parts: part.map_or(Parts::Whole, |RowPart { first, of }| Parts::Sliced {
+                    n: 1,
+                    first,
+                    of,
+                }),
                 state: Some(StateUse {
                     id: state,
                     per_value: taps.saturating_sub(1),
+                    head_dim: None,
                 }),
                 ..Signature::new(
                     if silu {
@@ -590,7 +619,10 @@ impl Op {
                         "short_conv"
                     },
                     Over::Batch,
-                    vec![read(x), write(out)],
+                    vec![
+                        read(x).wide(part.map_or(Width::Row, |part| Width::Of(part.of))),
+                        write(out),
+                    ],
                 )
             },
             Op::GatedConv {
@@ -604,6 +636,7 @@ impl Op {
                 state: Some(StateUse {
                     id: state,
                     per_value: taps.saturating_sub(1),
+                    head_dim: None,
                 }),
                 ..Signature::new(
                     "gated_conv",
@@ -640,6 +673,7 @@ impl Op {
                     state: Some(StateUse {
                         id: state,
                         per_value: head_dim,
+                        head_dim: Some(head_dim),
                     }),
                     constant: Some(Constant::Epsilon(eps)),
                     ..Signature::new(
@@ -658,6 +692,8 @@ impl Op {
                 Signature::new("clamped_swiglu", Over::Buffers, buffers)
             }
             Op::Gelu { x } => Signature::new("gelu", Over::Buffers, vec![update(x)]),
+            Op::ReluSquared { x } => Signature::new("relu_squared", Over::Buffers, vec![update(x)]),
+            Op::Mamba2(ref op) => op.signature(),
             Op::Scale { x, factor } => Signature {
                 constant: Some(Constant::Scale(factor)),
                 ..Signature::new("scale", Over::Buffers, vec![update(x)])

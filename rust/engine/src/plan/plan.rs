@@ -293,6 +293,12 @@ impl Plan {
         Some(Hidden { after, x, norm })
     }
 
+    /// Whether each row goes to all experts of these routes, so that rows have all of them in common.
+    pub fn goes_to_all(&self, routes: BufferId) -> bool {
+        let all = |op: &Op| matches!(op, Op::RouteAll { out } if *out == routes);
+        self.ops.iter().any(all)
+    }
+
     /// Whether rows see tokens behind them: such a model makes vectors of whole texts, and goes on from
     /// none.
     pub fn looks_ahead(&self) -> bool {
@@ -315,7 +321,9 @@ impl Plan {
         for op in ops.map(Op::signature) {
             let layer = op.cache.filter(|_| op.attends().is_some());
             if let Some(most) = layer.and_then(|cache| seen.get_mut(cache.layer)) {
-                *most = most.zip(op.window).map(|(a, b)| a.max(b));
+                // A text that is looked at both ways is kept as a whole.
+                let window = op.window.filter(|_| !op.looks_ahead);
+                *most = most.zip(window).map(|(a, b)| a.max(b));
             }
         }
         let attended = |window: Option<usize>| window.filter(|tokens| *tokens > 0);
@@ -335,7 +343,7 @@ impl Plan {
     }
 
     /// By state, how many numbers of a row bring it forward by that row: of a convolution its input, of the
-    /// delta rule `K`, `w` and `g` of each head. Backends keep them of rows that may turn out not to count.
+    /// delta rule `K`, `w` and `g` of each head, of Mamba-2 `B`, `u` and `g`. Backends keep them of rows that may turn out not to count.
     pub fn kept_widths(&self) -> Vec<usize> {
         let mut widths = vec![0; self.states.len()];
         for op in &self.ops {
@@ -352,6 +360,10 @@ impl Plan {
                         .saturating_mul(2)
                         .saturating_add(n_head),
                 ),
+                Op::Mamba2(ref op) => {
+                    let of_head = op.d_state.saturating_add(op.head_dim).saturating_add(1);
+                    (op.state, op.n_head.saturating_mul(of_head))
+                }
                 _ => continue,
             };
             widths[state.0] = width;

@@ -97,7 +97,7 @@ pub enum Role {
     Lookup,
     /// `[Width::Product][Width::Row]`, all of which multiplies each row.
     Matrix,
-    /// A vector that multiplies the row, or each group of [`Parts::Groups`].
+    /// A vector that multiplies the row, or each group of [`Parts::Groups`] alike.
     Scale,
     /// A vector added to each row of [`Width::Product`].
     Bias,
@@ -163,6 +163,8 @@ pub struct StateUse {
     pub id: StateId,
     /// Numbers of the state for each value of [`Width::Row`].
     pub per_value: usize,
+    /// Values of each of [`Parts::Heads`], where it has those.
+    pub head_dim: Option<usize>,
 }
 
 /// How an op rotates heads.
@@ -294,7 +296,6 @@ impl Signature {
             && self.cache.is_none_or(|c| self.cache_fits(plan, c))
             && self.state.is_none_or(|s| self.state_fits(plan, s))
             && self.window != Some(0)
-            && !(self.looks_ahead && self.window.is_some())
             && self
                 .rotation
                 .is_none_or(|rotation| rotation.table < plan.ropes.len())
@@ -397,7 +398,7 @@ impl Signature {
             match used.role {
                 Role::Lookup => is_one && n_in == row,
                 Role::Matrix => is_one && n_in == row && n_out == product,
-                Role::Scale => is_vector && n_in == self.scaled(row),
+                Role::Scale => is_vector && self.is_scale(w.n_in, row),
                 Role::Bias => is_vector && n_in == product,
                 Role::Shift => is_vector && n_in == row,
                 Role::Rows => {
@@ -427,12 +428,12 @@ impl Signature {
         })
     }
 
-    /// Values that one vector of [`Role::Scale`] multiplies.
-    fn scaled(&self, row: Option<usize>) -> Option<usize> {
+    /// Whether a vector of so many numbers may be of [`Role::Scale`].
+    fn is_scale(&self, n: usize, row: Option<usize>) -> bool {
         match self.parts {
-            Parts::Whole => row,
-            Parts::Groups(size) => Some(size),
-            Parts::Heads(_) | Parts::Sliced { .. } => None,
+            Parts::Whole => Some(n) == row,
+            Parts::Groups(size) => n == size || Some(n) == row,
+            Parts::Heads(_) | Parts::Sliced { .. } => false,
         }
     }
 
@@ -458,7 +459,7 @@ impl Signature {
                         row / n == kv.head_dim && kv.n_head_kv > 0 && n.is_multiple_of(kv.n_head_kv)
                     })
                 };
-                let heads = |s: StateUse| row / n == s.per_value;
+                let heads = |s: StateUse| s.head_dim.is_none_or(|d| row / n == d);
                 row / n >= rotated && self.cache.is_none_or(shares) && self.state.is_none_or(heads)
             }
         }

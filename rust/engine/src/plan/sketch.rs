@@ -1,7 +1,7 @@
 //! Ops in a line each, for tests: what an op has beside its buffers and weights is what most have.
 
 use super::{
-    BufferId, Gating, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, StateId, Weight,
+    BufferId, Gating, KvShape, Mamba2, Norm, Op, Plan, RopeStyle, RopeTable, Rows, StateId, Weight,
     WeightId,
 };
 use crate::quant;
@@ -160,7 +160,7 @@ pub fn mix(x: BufferId, routes: BufferId, out: BufferId) -> Op {
 }
 
 /// The buffers of [`plan`], in order, by their widths: five alike first.
-const BUFFERS: [(&str, usize); 25] = [
+const BUFFERS: [(&str, usize); 26] = [
     ("x", 64),
     ("a", 64),
     ("b", 64),
@@ -186,6 +186,7 @@ const BUFFERS: [(&str, usize); 25] = [
     ("shared_act", 64),
     ("shared_gated", 64),
     ("last", 64),
+    ("projected", 98),
 ];
 
 /// The weights of [`plan`], in order, by their shapes, and whether they are [`integers`].
@@ -255,10 +256,12 @@ pub fn short_conv(x: BufferId, out: BufferId, silu: bool) -> Op {
     Op::ShortConv {
         x,
         weight: weight_id("taps"),
+        bias: None,
         state: StateId(0),
         out,
         taps: 4,
         silu,
+        part: None,
     }
 }
 
@@ -277,6 +280,23 @@ pub fn delta_net(qkv: BufferId, out: BufferId) -> Op {
         head_dim: 16,
         eps: EPS,
     }
+}
+
+/// Two heads of 16 values of 16 numbers each, of one group.
+pub fn mamba2(convolved: BufferId, out: BufferId) -> Op {
+    Op::Mamba2(Mamba2 {
+        projected: id("projected"),
+        convolved,
+        a: weight_id("decay"),
+        dt: weight_id("dt"),
+        d: weight_id("decay"),
+        state: StateId(1),
+        out,
+        n_head: 2,
+        n_group: 1,
+        head_dim: 16,
+        d_state: 16,
+    })
 }
 
 /// A plan that these bytes choose: pieces of models over few buffers, of which now and then an op is missing or
@@ -375,7 +395,10 @@ fn piece(
             ops.extend([kv_scatter(b, c), attention(a, d, 1)]);
             ops
         }
-        7 => vec![short_conv(a, b, true), delta_net(b, id("rule"))],
+        7 => match pick(3) {
+            0 => vec![short_conv(a, b, true), mamba2(b, id("rule"))],
+            _ => vec![short_conv(a, b, true), delta_net(b, id("rule"))],
+        },
         8 => vec![
             sigmoid_mul(a, b, c),
             matvec(c, None, weight_id("integers"), d),
@@ -396,7 +419,16 @@ fn piece(
             let ops = cut.into_iter().skip(begin).chain(ops);
             ops.chain([mv(d, a), mv(d, b)]).collect()
         }
-        _ => vec![add(a, b), normed(c, d), mv(a, d)],
+        _ => match pick(2) {
+            0 => vec![
+                mv(a, b),
+                Op::ReluSquared { x: b },
+                // Each group by weights of its own.
+                norm(b, Some(weight_id("norm")), b, 32),
+                add(b, a),
+            ],
+            _ => vec![add(a, b), normed(c, d), mv(a, d)],
+        },
     }
 }
 

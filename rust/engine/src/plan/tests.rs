@@ -677,8 +677,7 @@ fn what_does_not_go_together_does_not_fit() {
         // Rows that see nothing, and sinks that are not one a head.
         special(Some(0), None),
         special(None, Some(NORM)),
-        // A window of rows that see those behind them, and a table of no whole rows.
-        special(Some(8), None),
+        // A table of no whole rows.
         Op::AddRow {
             x: A,
             table: ROWS_OF_96,

@@ -1,5 +1,5 @@
-//! Text to token ids and back, from GGUF metadata alone: byte-level BPE, SentencePiece, Gemma 4's
-//! BPE of characters, and WordPiece.
+//! Text to token ids and back, from GGUF metadata alone: byte-level BPE, SentencePiece's BPE and Unigram,
+//! Gemma 4's BPE of characters, and WordPiece.
 //!
 //! Encoding is that of llama.cpp, which defines what a GGUF vocabulary means, and of the published
 //! tokenizers (`tests/tokenizer` holds both against this). Where the two differ:
@@ -21,6 +21,10 @@
 //!   tabs and ends of lines are dropped before white space is looked for, and what is symbols beyond
 //!   ASCII to one and words to the other is words (published). Punctuation is that of Unicode 16
 //!   (llama.cpp has 15.1, the published one an early one).
+//! - In Unigram a character that is no piece is spelled in bytes where the vocabulary has them all
+//!   (published); to llama.cpp it is the unknown token. The longest key of a charsmap is replaced, as in
+//!   SentencePiece and llama.cpp; the `tokenizers` package takes the shortest, and drops what follows it in
+//!   its grapheme.
 //! - The published tokenizers of Qwen normalize to NFC first. Neither llama.cpp nor this does, so
 //!   that every text comes back as it was; normalize before where a text may be decomposed.
 //!
@@ -30,6 +34,7 @@
 
 mod bpe;
 mod characters;
+mod charsmap;
 mod merge;
 mod meter;
 mod pretokenize;
@@ -38,6 +43,7 @@ mod spm;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod unigram;
 mod vocab;
 mod wordpiece;
 
@@ -57,13 +63,14 @@ pub use vocab::{TokenType, Vocab};
 
 /// Values of `tokenizer.ggml.model`, for messages.
 const MODELS: &str = "gpt2 (byte-level BPE), llama (SentencePiece), gemma4 (BPE of characters), \
-                      bert (WordPiece)";
+                      bert (WordPiece), t5 (Unigram)";
 
 #[derive(Debug, Clone)]
 enum Model {
     Bpe(bpe::Bpe, &'static PreTokenizer),
     Spm(spm::Spm),
     WordPiece(wordpiece::WordPiece),
+    Unigram(unigram::Unigram),
 }
 
 /// A vocabulary with everything needed to encode and decode. Cheap to share, never changes.
@@ -77,6 +84,7 @@ pub struct Tokenizer {
     add_bos: bool,
     add_eos: bool,
     add_space_prefix: bool,
+    separator: Option<u32>,
 }
 
 /// The bytes of every token, end to end.
@@ -117,7 +125,7 @@ impl Span {
                 of_pieces.max()
             }
             Model::Spm(spm) if spm.joins_unknown() => None,
-            Model::WordPiece(_) => None,
+            Model::WordPiece(_) | Model::Unigram(_) => None,
             _ => of_pieces.chain(of_texts).max(),
         };
         Self {
@@ -155,7 +163,7 @@ impl Tokenizer {
             bad(
                 MODEL,
                 "missing",
-                "\"gpt2\", \"llama\", \"gemma4\" or \"bert\"",
+                "\"gpt2\", \"llama\", \"gemma4\", \"bert\" or \"t5\"",
             )
         })?;
         let mut vocab = Vocab::from_gguf(gguf)?;
@@ -173,16 +181,9 @@ impl Tokenizer {
                 (Model::Bpe(bpe, &pretokenize::LINES), true, false)
             }
             "llama" => {
-                // SentencePiece's own ids, where the file does not say and the types agree.
-                let default = |id: u32, ty: TokenType| {
-                    let fits = !vocab.typed() || vocab.token_type(id) == ty;
-                    Some(id).filter(|id| fits && vocab.contains(*id))
-                };
-                let unk = default(0, TokenType::Unknown);
-                let (bos, eos) = (
-                    default(1, TokenType::Control),
-                    default(2, TokenType::Control),
-                );
+                let unk = default_id(&vocab, 0, TokenType::Unknown);
+                let bos = default_id(&vocab, 1, TokenType::Control);
+                let eos = default_id(&vocab, 2, TokenType::Control);
                 vocab.unk = vocab.unk.or(unk);
                 vocab.bos = vocab.bos.or(bos);
                 vocab.eos = vocab.eos.or(eos);
@@ -203,6 +204,13 @@ impl Tokenizer {
                 vocab.finish();
                 let words = wordpiece::WordPiece::from_gguf(gguf, &vocab)?;
                 (Model::WordPiece(words), true, true)
+            }
+            "t5" => {
+                vocab.eos = (vocab.eos).or(default_id(&vocab, 1, TokenType::Control));
+                vocab.unk = (vocab.unk).or(default_id(&vocab, 2, TokenType::Unknown));
+                vocab.finish();
+                let pieces = unigram::Unigram::from_gguf(gguf, &vocab)?;
+                (Model::Unigram(pieces), false, false)
             }
             other => {
                 return Err(Error::Unsupported {
@@ -227,13 +235,25 @@ impl Tokenizer {
         let is_bert = matches!(model, Model::WordPiece(_));
         let gemma4 = matches!(&model, Model::Bpe(bpe, _) if bpe.is_of_characters());
         let (finder, pieces) = (finder(gguf, &vocab)?, pieces(&vocab, &model));
+        let prefix = gguf.get_bool("tokenizer.ggml.add_space_prefix")?;
+        let add_space_prefix = match &model {
+            Model::Spm(_) | Model::WordPiece(_) => prefix.unwrap_or(add_space_prefix),
+            // Of spaces that are merged each word has one in front, the first too.
+            Model::Unigram(unigram) => prefix == Some(true) || unigram.merges_spaces(),
+            Model::Bpe(..) => false,
+        };
+        let ends = matches!(model, Model::Unigram(_));
+        // In WordPiece the end of a text is that already.
+        let separates = gguf.get_bool("tokenizer.ggml.add_sep_token")? == Some(true) && !is_bert;
+        let separator = match separates {
+            true => vocab.special(gguf, "seperator")?,
+            false => None,
+        };
         Ok(Tokenizer {
             add_bos: flag("bos", add_bos, vocab.bos)? || gemma4 && vocab.bos.is_some(),
-            add_eos: flag("eos", false, vocab.eos)? || is_bert && vocab.eos.is_some(),
-            add_space_prefix: gguf
-                .get_bool("tokenizer.ggml.add_space_prefix")?
-                .unwrap_or(add_space_prefix)
-                && matches!(model, Model::Spm(_) | Model::WordPiece(_)),
+            add_eos: flag("eos", ends, vocab.eos)? || is_bert && vocab.eos.is_some(),
+            add_space_prefix,
+            separator,
             span: Span::new(&vocab, &model, &pieces, &finder),
             finder,
             pieces,
@@ -377,6 +397,7 @@ impl Tokenizer {
             }
             Model::Spm(spm) => spm.encode(&spm::escape(text, space), merger, meter, out),
             Model::WordPiece(words) => words.encode(text, meter, out),
+            Model::Unigram(unigram) => unigram.encode(text, space, meter, out),
         }
     }
 
@@ -432,6 +453,7 @@ impl Tokenizer {
             }
             Model::Spm(_) => "SentencePiece".to_owned(),
             Model::WordPiece(_) => "WordPiece".to_owned(),
+            Model::Unigram(_) => "Unigram".to_owned(),
         }
     }
 
@@ -458,6 +480,11 @@ impl Tokenizer {
         self.add_eos
     }
 
+    /// What stands between two texts of a pair beside the end of the first: XLM-R's second `</s>`.
+    pub fn separator(&self) -> Option<u32> {
+        self.separator
+    }
+
     /// Whether a text gets a space in front (SentencePiece).
     pub fn add_space_prefix(&self) -> bool {
         self.add_space_prefix
@@ -469,9 +496,15 @@ impl Tokenizer {
     pub fn missing_bytes(&self) -> Vec<u8> {
         match &self.model {
             Model::Bpe(bpe, _) => bpe.missing_bytes(),
-            Model::Spm(_) | Model::WordPiece(_) => Vec::new(),
+            Model::Spm(_) | Model::WordPiece(_) | Model::Unigram(_) => Vec::new(),
         }
     }
+}
+
+/// What the library of a kind numbers so, where the file does not say and the types agree.
+fn default_id(vocab: &Vocab, id: u32, ty: TokenType) -> Option<u32> {
+    let fits = !vocab.typed() || vocab.token_type(id) == ty;
+    Some(id).filter(|id| fits && vocab.contains(*id))
 }
 
 /// Tokens found in text as a whole, longest of those at one place.

@@ -9,7 +9,7 @@ use super::vocab::{bad, TokenType, Vocab};
 use crate::error::Result;
 use crate::gguf::Gguf;
 
-const SCORES: &str = "tokenizer.ggml.scores";
+pub(super) const SCORES: &str = "tokenizer.ggml.scores";
 
 /// U+2581, which stands for a space.
 pub(super) const SPACE: char = '▁';
@@ -45,23 +45,49 @@ pub(super) fn byte_of(vocab: &Vocab, id: u32) -> Option<u8> {
         .flatten()
 }
 
+/// `tokenizer.ggml.scores`, one for each token.
+pub(super) fn scores<'a>(gguf: &'a Gguf, vocab: &Vocab) -> Result<&'a [f32]> {
+    let scores = gguf.get_f32s(SCORES)?.ok_or_else(|| {
+        bad(
+            SCORES,
+            "missing",
+            "an array of f32; SentencePiece chooses by score",
+        )
+    })?;
+    if scores.len() != vocab.len() {
+        return Err(bad(
+            SCORES,
+            format!("an array of {} f32", scores.len()),
+            format!("one for each of the {} tokens", vocab.len()),
+        ));
+    }
+    Ok(scores)
+}
+
+/// The tokens of all bytes, where there are all; if not, there must be a token for what is unknown.
+pub(super) fn byte_tokens(vocab: &Vocab) -> Result<Option<Vec<u32>>> {
+    let ids = vocab.texts().map(|(id, _)| id);
+    let found: HashMap<u8, u32> = ids
+        .filter_map(|id| Some((byte_of(vocab, id)?, id)))
+        .collect();
+    let bytes: Option<Vec<u32>> = (0..=255_u8).map(|b| found.get(&b).copied()).collect();
+    if bytes.is_none() && vocab.unk.is_none() {
+        return Err(bad(
+            "tokenizer.ggml.tokens",
+            format!(
+                "without an unknown token and with {} of 256 byte tokens",
+                found.len()
+            ),
+            "<0x00> to <0xFF> or tokenizer.ggml.unknown_token_id, for text no token covers",
+        ));
+    }
+    Ok(bytes)
+}
+
 impl Spm {
     /// Reads and checks `tokenizer.ggml.scores` and the byte tokens.
     pub fn from_gguf(gguf: &Gguf, vocab: &Vocab) -> Result<Self> {
-        let scores = gguf.get_f32s(SCORES)?.ok_or_else(|| {
-            bad(
-                SCORES,
-                "missing",
-                "an array of f32; SentencePiece merges by score",
-            )
-        })?;
-        if scores.len() != vocab.len() {
-            return Err(bad(
-                SCORES,
-                format!("an array of {} f32", scores.len()),
-                format!("one for each of the {} tokens", vocab.len()),
-            ));
-        }
+        let scores = scores(gguf, vocab)?;
         if let Some((i, score)) = scores.iter().enumerate().find(|(_, s)| s.is_nan()) {
             return Err(bad(format!("{SCORES}[{i}]"), score, "a number"));
         }
@@ -76,13 +102,9 @@ impl Spm {
         };
         let mut pieces = HashMap::with_capacity(vocab.len());
         let mut longest = 0;
-        let mut found = HashMap::new();
         for ((id, text), score) in vocab.texts().zip(scores) {
-            if let Some(byte) = byte_of(vocab, id) {
-                found.insert(byte, id);
-                continue;
-            }
             if text.is_empty()
+                || byte_of(vocab, id).is_some()
                 || matches!(
                     vocab.token_type(id),
                     TokenType::Control | TokenType::Unknown | TokenType::Byte
@@ -93,21 +115,10 @@ impl Spm {
             longest = longest.max(text.len());
             pieces.insert(text.to_owned(), (rank(*score), id));
         }
-        let bytes: Option<Vec<u32>> = (0..=255_u8).map(|b| found.get(&b).copied()).collect();
-        if bytes.is_none() && vocab.unk.is_none() {
-            return Err(bad(
-                "tokenizer.ggml.tokens",
-                format!(
-                    "without an unknown token and with {} of 256 byte tokens",
-                    found.len()
-                ),
-                "<0x00> to <0xFF> or tokenizer.ggml.unknown_token_id, for text no token covers",
-            ));
-        }
         Ok(Spm {
             pieces,
             longest,
-            bytes,
+            bytes: byte_tokens(vocab)?,
             unk: vocab.unk,
         })
     }

@@ -190,6 +190,7 @@ fn hidden_states_have_the_same_bits_on_the_cpu_and_however_a_text_is_cut() {
             tokens,
             start,
             wanted,
+            second: usize::MAX,
         };
         on.hidden(&[part]).unwrap().remove(0).unwrap()
     }

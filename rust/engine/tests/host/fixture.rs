@@ -233,8 +233,8 @@ pub fn tiny(arch: &str) -> Writer {
         let key = format!("{arch}.expert_shared_feed_forward_length");
         w.set(&key, Value::U32(10));
     }
-    if arch == "gemma3" {
-        w.set("gemma3.attention.sliding_window", Value::U32(4));
+    if matches!(arch, "gemma3" | "gemma-embedding") {
+        w.set(&format!("{arch}.attention.sliding_window"), Value::U32(4));
     }
     if arch == "gemma4" {
         w.set("gemma4.attention.sliding_window", Value::U32(4));
@@ -301,8 +301,12 @@ pub fn tiny(arch: &str) -> Writer {
     w.set("tokenizer.ggml.merges", Value::Array(Array::String(merges)));
     w.set("tokenizer.ggml.eos_token_id", Value::U32(5));
     w.tensor("token_embd.weight", &[8, 6], F16);
-    if arch.ends_with("bert") {
+    if arch.contains("bert") {
         encoder(&mut w, arch);
+        return w;
+    }
+    if arch.starts_with("nemotron_h") || arch == "granitehybrid" {
+        scanned(&mut w, arch);
         return w;
     }
     for layer in 0..2 {
@@ -437,20 +441,31 @@ fn encoder(w: &mut Writer, arch: &str) {
     const F16: u32 = 1;
     w.set(&format!("{arch}.attention.causal"), Value::Bool(false));
     let learned = arch == "bert";
+    let has_experts = arch == "nomic-bert-moe";
+    if has_experts {
+        w.set("nomic-bert-moe.moe_every_n_layers", Value::U32(2));
+    }
     if learned {
         w.tensor("position_embd.weight", &[8, 32], F32);
     }
     let mut norms = vec!["token_embd_norm".to_owned()];
     for layer in 0..2 {
-        let mut matrices = vec![
-            ("attn_output", [8, 8]),
-            ("ffn_up", [8, 12]),
-            ("ffn_down", [12, 8]),
-        ];
+        let mut matrices = vec![("attn_output", [8, 8])];
+        if has_experts && layer == 1 {
+            matrices.push(("ffn_gate_inp", [8, 3]));
+            for (name, shape) in [("ffn_up_exps", [8, 12, 3]), ("ffn_down_exps", [12, 8, 3])] {
+                w.tensor(&format!("blk.1.{name}.weight"), &shape, F16);
+            }
+        } else {
+            matrices.extend([("ffn_up", [8, 12]), ("ffn_down", [12, 8])]);
+        }
         matrices.extend(match learned {
             true => vec![("attn_q", [8, 8]), ("attn_k", [8, 4]), ("attn_v", [8, 4])],
-            false => vec![("attn_qkv", [8, 16]), ("ffn_gate", [8, 12])],
+            false => vec![("attn_qkv", [8, 16])],
         });
+        if arch == "nomic-bert" {
+            matrices.push(("ffn_gate", [8, 12]));
+        }
         for (name, shape) in matrices {
             w.tensor(&format!("blk.{layer}.{name}.weight"), &shape, F16);
         }
@@ -459,6 +474,92 @@ fn encoder(w: &mut Writer, arch: &str) {
     for norm in norms {
         w.tensor(&format!("{norm}.weight"), &[8], F32);
         w.tensor(&format!("{norm}.bias"), &[8], F32);
+    }
+}
+
+/// What a model with a layer of Mamba-2 and one that attends has behind its embedding; of Nemotron-H a third
+/// is the feed-forward part, of Granite each of the two has one.
+fn scanned(w: &mut Writer, arch: &str) {
+    const F32: u32 = 0;
+    const F16: u32 = 1;
+    let is_granite = arch == "granitehybrid";
+    let mut heads = vec![0, 1];
+    if is_granite {
+        w.set("granitehybrid.logit_scale", Value::F32(8.0));
+    } else {
+        heads.push(0);
+        let widths = Value::Array(Array::I32(vec![0, 0, 12]));
+        w.set(&format!("{arch}.feed_forward_length"), widths);
+        w.set(&format!("{arch}.block_count"), Value::U32(3));
+    }
+    let heads = Value::Array(Array::I32(heads));
+    w.set(&format!("{arch}.attention.head_count_kv"), heads);
+    for (key, n) in [
+        ("conv_kernel", 3),
+        ("state_size", 4),
+        ("group_count", 2),
+        ("time_step_rank", 2),
+        ("inner_size", 32),
+    ] {
+        w.set(&format!("{arch}.ssm.{key}"), Value::U32(n));
+    }
+    for name in ["ssm_a", "ssm_d"] {
+        w.tensor(&format!("blk.0.{name}"), &[1, 2], F32);
+    }
+    w.tensor("blk.0.ssm_dt.bias", &[2], F32);
+    w.tensor("blk.0.ssm_conv1d.bias", &[48], F32);
+    let mut list = vec![
+        ("blk.0.ssm_conv1d", vec![3, 48], F32),
+        ("blk.0.ssm_norm", vec![16, 2], F32),
+        ("blk.0.ssm_in", vec![8, 82], F16),
+        ("blk.0.ssm_out", vec![32, 8], F16),
+        ("blk.1.attn_q", vec![8, 8], F16),
+        ("blk.1.attn_k", vec![8, 4], F16),
+        ("blk.1.attn_v", vec![8, 4], F16),
+        ("blk.1.attn_output", vec![8, 8], F16),
+        ("blk.0.attn_norm", vec![8], F32),
+        ("blk.1.attn_norm", vec![8], F32),
+        ("output_norm", vec![8], F32),
+    ];
+    if is_granite {
+        list.extend([
+            ("blk.0.ffn_norm", vec![8], F32),
+            ("blk.1.ffn_norm", vec![8], F32),
+            ("blk.0.ffn_gate", vec![8, 12], F16),
+            ("blk.1.ffn_gate", vec![8, 12], F16),
+            ("blk.0.ffn_up", vec![8, 12], F16),
+            ("blk.1.ffn_up", vec![8, 12], F16),
+            ("blk.0.ffn_down", vec![12, 8], F16),
+            ("blk.1.ffn_down", vec![12, 8], F16),
+        ]);
+    } else {
+        list.push(("blk.2.attn_norm", vec![8], F32));
+    }
+    match arch {
+        "nemotron_h" => list.extend([
+            ("blk.2.ffn_up", vec![8, 12], F16),
+            ("blk.2.ffn_down", vec![12, 8], F16),
+        ]),
+        "nemotron_h_moe" => {
+            let shared = format!("{arch}.expert_shared_feed_forward_length");
+            w.set(&shared, Value::U32(10));
+            w.set(&format!("{arch}.moe_latent_size"), Value::U32(5));
+            w.set(&format!("{arch}.expert_weights_norm"), Value::Bool(true));
+            w.tensor("blk.2.exp_probs_b.bias", &[3], F32);
+            list.extend([
+                ("blk.2.ffn_gate_inp", vec![8, 3], F32),
+                ("blk.2.ffn_latent_down", vec![8, 5], F16),
+                ("blk.2.ffn_latent_up", vec![5, 8], F16),
+                ("blk.2.ffn_up_exps", vec![5, 6, 3], F16),
+                ("blk.2.ffn_down_exps", vec![6, 5, 3], F16),
+                ("blk.2.ffn_up_shexp", vec![8, 10], F16),
+                ("blk.2.ffn_down_shexp", vec![10, 8], F16),
+            ]);
+        }
+        _ => {}
+    }
+    for (name, shape, ty) in list {
+        w.tensor(&format!("{name}.weight"), &shape, ty);
     }
 }
 

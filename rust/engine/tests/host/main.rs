@@ -3,6 +3,7 @@
 mod config;
 mod control_tokens;
 mod damage;
+mod encoders;
 mod families;
 #[path = "../../../../tests/fuzz/src/lib.rs"]
 mod fuzz;
@@ -11,6 +12,7 @@ mod held;
 mod hostile;
 mod info;
 mod load;
+mod mamba2;
 mod mutate;
 mod open;
 mod smoke;

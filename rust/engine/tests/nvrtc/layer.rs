@@ -1,7 +1,8 @@
 //! Plans of one layer, of each kind that kernels are made for.
 
 use onegraph::plan::{
-    BufferId, Gating, Groups, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, Weight, WeightId,
+    BufferId, Gating, Groups, KvShape, Mamba2, Norm, Op, Plan, RopeStyle, RopeTable, RowPart, Rows,
+    Weight, WeightId,
 };
 use onegraph::quant::{self, QuantType};
 
@@ -115,10 +116,12 @@ impl Layer {
                 Op::ShortConv {
                     x,
                     weight,
+                    bias: None,
                     state,
                     out: qkv,
                     taps,
                     silu: true,
+                    part: None,
                 },
                 Op::DeltaNet {
                     qkv,
@@ -169,6 +172,58 @@ impl Layer {
             out,
             taps,
         });
+    }
+
+    /// Layers of Mamba-2; of the largest state there is, and of usual ones.
+    fn scan(&mut self) {
+        for (n_head, n_group, head_dim, d_state) in [(64, 8, 64, 128), (24, 1, 64, 256)] {
+            let inner = n_head * head_dim;
+            let channels = inner + 2 * n_group * d_state;
+            let wide = inner + channels + n_head;
+            let taps = 4;
+            let [projected, convolved, out] =
+                [wide, channels, inner].map(|width| self.buffer(width, Rows::Batch));
+            let (weight, bias) = (self.vector(taps * channels), self.vector(channels));
+            let [a, dt, d] = [(); 3].map(|()| self.vector(n_head));
+            let norm = self.vector(inner);
+            let state = self.plan.add_state("conv".into(), (taps - 1) * channels);
+            let matrix = self.plan.add_state("scan".into(), inner * d_state);
+            self.plan.ops.extend([
+                Op::ShortConv {
+                    x: projected,
+                    weight,
+                    bias: Some(bias),
+                    state,
+                    out: convolved,
+                    taps,
+                    silu: true,
+                    part: Some(RowPart {
+                        first: inner,
+                        of: wide,
+                    }),
+                },
+                Op::Mamba2(Mamba2 {
+                    projected,
+                    convolved,
+                    a,
+                    dt,
+                    d,
+                    state: matrix,
+                    out,
+                    n_head,
+                    n_group,
+                    head_dim,
+                    d_state,
+                }),
+                Op::RmsNorm {
+                    x: out,
+                    weight: Some(norm),
+                    out,
+                    group: inner / n_group,
+                    eps: 1e-5,
+                },
+            ]);
+        }
     }
 
     fn route(&mut self, logits: BufferId, bias: Option<WeightId>, out: BufferId) {
@@ -271,6 +326,7 @@ impl Layer {
         }
         l.rotate(q, k, style);
         l.recur();
+        l.scan();
         l.norm_heads(q);
         l.norm_heads(k);
         l.rotate(q, k, style);

@@ -370,7 +370,8 @@ fn kernels_between_products_compile_without_spills() {
     compile(&path, &jobs);
 }
 
-/// Heads that several blocks share, or that are as wide as any model's, and rows alone of long texts.
+/// Heads that several blocks share, or that are as wide as any model's, and rows alone of long texts; rows
+/// of a text that see a window around them.
 #[test]
 fn attention_by_itself_compiles_without_spills() {
     let Some(path) = real_nvrtc() else { return };
@@ -391,9 +392,12 @@ fn attention_by_itself_compiles_without_spills() {
                     continue;
                 }
                 let shape = KvShape::new(n_head_kv, head_dim);
-                let card = attention_alone(arch, kv_type, n_head, shape, n_ctx);
+                let card = attention_alone(arch, kv_type, n_head, shape, n_ctx, None);
                 add(&mut kernels, &card);
             }
+            let shape = KvShape::new(1, 256);
+            let card = attention_alone(arch, kv_type, 3, shape, 2048, Some(512));
+            add(&mut kernels, &card);
         }
         jobs.extend(kernels.into_iter().map(|k| (arch, k)));
     }
@@ -418,7 +422,7 @@ fn latent_attention_compiles_without_spills() {
                     values_in_keys: Some(512),
                     ..KvShape::new(1, 576)
                 };
-                let card = attention_alone(arch, kv_type, n_head, shape, n_ctx);
+                let card = attention_alone(arch, kv_type, n_head, shape, n_ctx, None);
                 add(&mut kernels, &card);
             }
         }
@@ -433,13 +437,14 @@ fn latent_attention_compiles_without_spills() {
     compile(&path, &jobs);
 }
 
-/// Attention alone, over a cache of this type.
+/// Attention alone, over a cache of this type, of rows that see a window `around` them or all before.
 fn attention_alone(
     arch: u32,
     kv_type: &'static QuantType,
     n_head: usize,
     shape: KvShape,
     n_ctx: usize,
+    around: Option<usize>,
 ) -> Card {
     let mut plan = Plan {
         kv: vec![shape],
@@ -462,9 +467,9 @@ fn attention_alone(
         layer: 0,
         n_head,
         scale: 1.0,
-        window: None,
+        window: around,
         sinks: None,
-        causal: true,
+        causal: around.is_none(),
     });
     model_of_context(&format!("sm_{arch}"), plan, kv_type, true, n_ctx)
 }

@@ -3,7 +3,10 @@
 use super::Builder;
 use crate::config::Experts;
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Gating, Groups, Op, WeightId};
+use crate::plan::{BufferId, Gating, Groups, Norm, Op, WeightId};
+
+/// The last product of experts.
+const DOWN: &str = "ffn_down_exps";
 
 /// How the rows of a layer find their experts, and what these do.
 pub struct Router {
@@ -15,6 +18,15 @@ pub struct Router {
     pub gating: Gating,
     /// Whether the weights of the chosen are divided by their sum.
     pub renormalize: bool,
+}
+
+/// How experts are chosen.
+pub struct Choice {
+    pub experts: Experts,
+    pub gating: Gating,
+    pub renormalize: bool,
+    /// What has a part in which are chosen.
+    pub bias: Option<WeightId>,
 }
 
 /// An expert that every row goes to, before its last product.
@@ -48,9 +60,13 @@ impl Builder<'_> {
 
     /// The same, where `exp_probs_b` has a part in which experts are chosen.
     pub fn experts_by_bias(&mut self, layer: usize, x: BufferId, by: &Router) -> Result<BufferId> {
-        let name = format!("blk.{layer}.exp_probs_b.bias");
-        let bias = self.weight(&name, &[by.experts.n_expert])?;
+        let bias = self.selection(layer, by.experts.n_expert)?;
         self.experts_by(layer, x, by, Some(bias))
+    }
+
+    /// The bias of a layer's choice.
+    pub fn selection(&mut self, layer: usize, n_expert: usize) -> Result<WeightId> {
+        self.weight(&format!("blk.{layer}.exp_probs_b.bias"), &[n_expert])
     }
 
     fn experts_by(
@@ -60,79 +76,161 @@ impl Builder<'_> {
         by: &Router,
         bias: Option<WeightId>,
     ) -> Result<BufferId> {
-        let (
-            n_embd,
-            Experts {
-                n_expert,
-                n_used,
-                n_ff,
-                scale,
-                ..
-            },
-        ) = (self.config.n_embd, by.experts);
+        let (n_embd, of) = (self.config.n_embd, by.experts);
         let (logits, routes) = (
-            self.buffer("router", n_expert),
-            self.buffer("routes", 2 * n_used),
+            self.buffer("router", of.n_expert),
+            self.buffer("routes", 2 * of.n_used),
         );
+        let wide = of.n_used * of.n_ff;
         let (gate, up, act) = (
-            self.buffer("gate_exps", n_used * n_ff),
-            self.buffer("up_exps", n_used * n_ff),
-            self.buffer("act_exps", n_used * n_ff),
+            self.buffer("gate_exps", wide),
+            self.buffer("up_exps", wide),
+            self.buffer("act_exps", wide),
         );
         let (down, delta) = (
-            self.buffer("down_exps", n_used * n_embd),
+            self.buffer("down_exps", of.n_used * n_embd),
             self.buffer("delta", n_embd),
         );
         let norm = Some(self.norm(&format!("blk.{layer}.{}.weight", by.norm), n_embd)?);
+        let choice = Choice {
+            experts: of,
+            gating: by.gating,
+            renormalize: by.renormalize,
+            bias,
+        };
+        self.route(layer, (x, norm), &choice, [logits, routes])?;
+        let shape = [n_embd, of.n_ff, of.n_expert];
+        for (name, out) in [("ffn_gate_exps", gate), ("ffn_up_exps", up)] {
+            self.expert_product(layer, name, (x, norm), routes, shape, out)?;
+        }
+        self.push((by.activation)([gate, up, act]));
+        self.mixed_experts(layer, (act, routes), &of, n_embd, [down, delta])?;
+        Ok(delta)
+    }
+
+    /// The weights of the experts that the router `ffn_gate_inp` chooses for `x` under a norm.
+    fn route(
+        &mut self,
+        layer: usize,
+        (x, norm): (BufferId, Option<Norm>),
+        by: &Choice,
+        [logits, out]: [BufferId; 2],
+    ) -> Result<()> {
+        let (n_embd, n_expert) = (self.config.n_embd, by.experts.n_expert);
         self.product(x, norm, layer, "ffn_gate_inp", &[n_embd, n_expert], logits)?;
         self.push(Op::Route {
             logits,
-            bias,
-            out: routes,
+            bias: by.bias,
+            out,
             gating: by.gating,
             renormalize: by.renormalize,
-            scale,
+            scale: by.experts.scale,
             groups: by.experts.groups.map(|of| Groups {
                 count: of.count,
                 used: of.used,
             }),
         });
-        let wide = [n_embd, n_ff, n_expert];
-        for (name, out) in [("ffn_gate_exps", gate), ("ffn_up_exps", up)] {
-            let weight = self.weight(&format!("blk.{layer}.{name}.weight"), &wide)?;
-            let scale = self.factor(&format!("blk.{layer}.{name}.scale"), n_expert)?;
-            let bias = self.expert_bias(layer, name, n_ff, n_expert)?;
-            self.push(Op::ExpertMatVec {
-                x,
-                ranked: false,
-                norm,
-                routes,
-                weight,
-                scale,
-                bias,
-                out,
-            });
-        }
-        self.push((by.activation)([gate, up, act]));
-        let name = format!("blk.{layer}.ffn_down_exps.weight");
-        let weight = self.weight(&name, &[n_ff, n_embd, n_expert])?;
-        let scale = self.factor(&format!("blk.{layer}.ffn_down_exps.scale"), n_expert)?;
-        let bias = self.expert_bias(layer, "ffn_down_exps", n_embd, n_expert)?;
+        Ok(())
+    }
+
+    /// A product by the experts of a row, of x under a norm; under none of a row of each rank.
+    fn expert_product(
+        &mut self,
+        layer: usize,
+        name: &str,
+        (x, norm): (BufferId, Option<Norm>),
+        routes: BufferId,
+        shape: [usize; 3],
+        out: BufferId,
+    ) -> Result<()> {
+        let [_, n_out, n_expert] = shape;
+        let weight = self.weight(&format!("blk.{layer}.{name}.weight"), &shape)?;
+        let scale = self.factor(&format!("blk.{layer}.{name}.scale"), n_expert)?;
+        let bias = self.expert_bias(layer, name, n_out, n_expert)?;
         self.push(Op::ExpertMatVec {
-            x: act,
-            ranked: true,
-            norm: None,
+            x,
+            ranked: name == DOWN,
+            norm,
             routes,
             weight,
             scale,
             bias,
-            out: down,
+            out,
         });
+        Ok(())
+    }
+
+    /// The weighted sum of what `ffn_down_exps` gives of the ranks' rows, of so many values.
+    fn mixed_experts(
+        &mut self,
+        layer: usize,
+        (x, routes): (BufferId, BufferId),
+        of: &Experts,
+        n_out: usize,
+        [down, out]: [BufferId; 2],
+    ) -> Result<()> {
+        let shape = [of.n_ff, n_out, of.n_expert];
+        self.expert_product(layer, DOWN, (x, None), routes, shape, down)?;
         self.push(Op::MixExperts {
             x: down,
             routes,
-            out: delta,
+            out,
         });
+        Ok(())
+    }
+
+    /// The square of what is positive of a product of x under a norm.
+    pub fn squared(
+        &mut self,
+        layer: usize,
+        (x, norm): (BufferId, Option<Norm>),
+        name: &str,
+        n_ff: usize,
+    ) -> Result<BufferId> {
+        let out = self.buffer(name, n_ff);
+        let shape = [self.config.n_embd, n_ff];
+        self.product(x, norm, layer, name, &shape, out)?;
+        self.push(Op::ReluSquared { x: out });
+        Ok(out)
+    }
+
+    /// Experts of x under a norm, each `ffn_down_exps` of the square of what is positive of `ffn_up_exps`,
+    /// weighted and summed. What they multiply and give is narrower than rows where the file says so:
+    /// `ffn_latent_down` makes it, and `ffn_latent_up` what is to be added to x.
+    pub fn squared_experts(
+        &mut self,
+        layer: usize,
+        (x, norm): (BufferId, Option<Norm>),
+        by: &Choice,
+    ) -> Result<BufferId> {
+        let (n_embd, of) = (self.config.n_embd, by.experts);
+        let (logits, routes) = (
+            self.buffer("router", of.n_expert),
+            self.buffer("routes", 2 * of.n_used),
+        );
+        let up = self.buffer("up_exps", of.n_used * of.n_ff);
+        let delta = self.buffer("delta", n_embd);
+        let (rows, n_in) = match of.n_latent {
+            Some(n) => {
+                let latent = self.buffer("latent", n);
+                self.product(x, norm, layer, "ffn_latent_down", &[n_embd, n], latent)?;
+                ((latent, None), n)
+            }
+            None => ((x, norm), n_embd),
+        };
+        self.route(layer, (x, norm), by, [logits, routes])?;
+        let shape = [n_in, of.n_ff, of.n_expert];
+        self.expert_product(layer, "ffn_up_exps", rows, routes, shape, up)?;
+        self.push(Op::ReluSquared { x: up });
+        let down = self.buffer("down_exps", of.n_used * n_in);
+        let mixed = match of.n_latent {
+            Some(n) => self.buffer("mixed", n),
+            None => delta,
+        };
+        self.mixed_experts(layer, (up, routes), &of, n_in, [down, mixed])?;
+        if let Some(n) = of.n_latent {
+            self.product(mixed, None, layer, "ffn_latent_up", &[n, n_embd], delta)?;
+        }
         Ok(delta)
     }
 

@@ -224,6 +224,7 @@ impl CpuBackend {
             tokens,
             positions: &positions,
             slots: &vec![slot as u32; tokens.len()],
+            types: &[],
             out_rows: &out_rows,
         })
     }
@@ -381,6 +382,7 @@ impl CpuBackend {
             tokens: &tokens,
             positions: &positions,
             slots: &slots,
+            types: &[],
             out_rows: &out_rows,
         });
         let failed = self.interpreter.take_failures();
@@ -655,7 +657,9 @@ impl Backend for CpuBackend {
         let mut found: Vec<Result<Vec<f32>>> = parts.iter().map(|_| Ok(Vec::new())).collect();
         for pass in passes(parts, self.most_rows, whole) {
             let (mut tokens, mut positions, mut slots) = (Vec::new(), Vec::new(), Vec::new());
+            let mut types = Vec::new();
             for (_, piece) in &pass {
+                types.extend(piece.types());
                 tokens.extend(piece.tokens);
                 positions.extend((piece.start as u32..).take(piece.tokens.len()));
                 slots.resize(tokens.len(), piece.slot as u32);
@@ -664,6 +668,7 @@ impl Backend for CpuBackend {
                 tokens: &tokens,
                 positions: &positions,
                 slots: &slots,
+                types: &types,
                 out_rows: &[],
             });
             let failed = self.interpreter.take_failures();

@@ -153,6 +153,12 @@ impl Task for Gelu<'_> {
     }
 }
 
+/// [`crate::plan::Op::ReluSquared`], in place.
+pub fn relu_squared(x: &mut f32) {
+    let positive = if *x > 0.0 { *x } else { 0.0 };
+    *x = positive * positive + nothing(*x);
+}
+
 /// `out[i] = G(gate[i / share], x[i])`.
 pub struct Gated<'a, G> {
     gate: &'a [f32],

@@ -50,8 +50,16 @@ impl Attention<'_> {
         let slots = &self.batch.slots[first..];
         let is_its = |(slot, _): &(&u32, &u32)| **slot == slots[0];
         let its = slots.iter().zip(positions).take_while(is_its);
-        let all = its.map(|(_, position)| of_row(position)).last();
-        vec![all.unwrap_or_default(); n]
+        let last = its.map(|(_, position)| position).last();
+        let end = last.map_or(0, |position| of_row(position).end);
+        let around = |p: &u32| match self.window.map(|window| window / 2) {
+            Some(half) => {
+                let p = *p as usize;
+                p.saturating_sub(half)..end.min(p.saturating_add(half).saturating_add(1))
+            }
+            None => 0..end,
+        };
+        positions[..n].iter().map(around).collect()
     }
 
     /// The sink of query head `g` of those that share a KV head.

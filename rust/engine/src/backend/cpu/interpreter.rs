@@ -8,9 +8,12 @@ mod products;
 use std::sync::Arc;
 
 use super::experts::{self, Gathered};
-use super::gates::{ClampedSwiGlu, Gate, GeGlu, Gelu, Sigmoid, SoftCap, Softplus, SwiGlu};
+use super::gates::{
+    relu_squared, ClampedSwiGlu, Gate, GeGlu, Gelu, Sigmoid, SoftCap, Softplus, SwiGlu,
+};
 use super::heads::Attention;
 use super::kv::KvCache;
+use super::mamba2::Mamba2;
 use super::matvec::Scratch;
 use super::memory::{most_rows, vector};
 use super::recurrence::{Around, DeltaNet, ShortConv, States};
@@ -414,6 +417,7 @@ impl Interpreter {
                     let at = match row {
                         TableRow::First => 0,
                         TableRow::Position => batch.positions[r] as usize,
+                        TableRow::Type => batch.types.get(r).map_or(0, |of| *of as usize),
                     };
                     match table.chunks_exact(width).nth(at) {
                         Some(row) => values.iter_mut().zip(row).for_each(|(v, t)| *v += t),
@@ -497,27 +501,22 @@ impl Interpreter {
                 self.join([*x, *y, *out], [width; 2])
             }
             Op::Join { x, y, out, of, .. } => self.join([*x, *y, *out], *of),
-            Op::ShortConv {
-                x,
-                weight,
-                state,
-                out,
-                taps,
-                silu,
-            } => {
-                let around = match silu {
-                    true => Around::Silu,
-                    false => Around::Nothing,
+            Op::ShortConv { .. } | Op::GatedConv { .. } => self.short_conv(op, batch),
+            Op::Mamba2(op) => {
+                let mut heads = self.take(op.out);
+                let vector = |id| vector(&self.plan, &self.vectors, id);
+                let task = Mamba2 {
+                    op,
+                    projected: &self.buffers[op.projected.0],
+                    convolved: &self.buffers[op.convolved.0],
+                    a: vector(op.a)?,
+                    dt: vector(op.dt)?,
+                    d: vector(op.d)?,
                 };
-                self.short_conv([*x, *out], *weight, state.0, (*taps, around), batch)
+                let done = task.run(self.level, &mut self.states, batch, &mut heads);
+                self.buffers[op.out.0] = heads;
+                done
             }
-            Op::GatedConv {
-                x,
-                weight,
-                state,
-                out,
-                taps,
-            } => self.short_conv([*x, *out], *weight, state.0, (*taps, Around::Gates), batch),
             Op::DeltaNet {
                 qkv,
                 alpha,
@@ -554,6 +553,10 @@ impl Interpreter {
                 rowwise::each_row(&mut self.buffers[x.0], width, |_, values| {
                     simd::run(level, Gelu(values));
                 });
+                Ok(())
+            }
+            Op::ReluSquared { x } => {
+                self.buffers[x.0].iter_mut().for_each(relu_squared);
                 Ok(())
             }
             Op::Scale { x, factor } => {
@@ -613,22 +616,44 @@ impl Interpreter {
         Ok(())
     }
 
-    fn short_conv(
-        &mut self,
-        [x, out]: [BufferId; 2],
-        weight: WeightId,
-        state: usize,
-        (taps, around): (usize, Around),
-        batch: &Batch<'_>,
-    ) -> Result<()> {
+    fn short_conv(&mut self, op: &Op, batch: &Batch<'_>) -> Result<()> {
+        let (x, weight, bias, state, out, taps, around, part) = match *op {
+            Op::ShortConv {
+                x,
+                weight,
+                bias,
+                state,
+                out,
+                taps,
+                silu,
+                part,
+            } => {
+                let around = match silu {
+                    true => Around::Silu,
+                    false => Around::Nothing,
+                };
+                (x, weight, bias, state, out, taps, around, part)
+            }
+            Op::GatedConv {
+                x,
+                weight,
+                state,
+                out,
+                taps,
+            } => (x, weight, None, state, out, taps, Around::Gates, None),
+            _ => return Err(Error::Internal(format!("{op:?} is no convolution"))),
+        };
         let mut convolved = self.take(out);
+        let vector = |id| vector(&self.plan, &self.vectors, id);
         let task = ShortConv {
             x: &self.buffers[x.0],
-            weight: vector(&self.plan, &self.vectors, weight)?,
+            part,
+            weight: vector(weight)?,
+            bias: bias.map(vector).transpose()?,
             taps,
             around,
         };
-        let done = task.run(self.level, &mut self.states, state, batch, &mut convolved);
+        let done = task.run(self.level, &mut self.states, state.0, batch, &mut convolved);
         self.buffers[out.0] = convolved;
         done
     }
@@ -669,10 +694,10 @@ impl Interpreter {
         }
         let weight = weight.map(|id| self.vector(id)).transpose()?;
         let level = self.level;
-        rowwise::each_row(&mut normed, group, |_, values| {
+        rowwise::each_row(&mut normed, group, |at, values| {
             let norm = RmsNorm {
                 values,
-                weight,
+                weight: weight.map(|of| &of[at * group % of.len()..][..group]),
                 eps,
             };
             simd::run(level, norm);

@@ -162,6 +162,7 @@ fn trials(plan: &Plan, options: &RunnerOptions) -> u64 {
         Op::DeltaNet { head_dim, .. } => {
             product(&[options.threads, *head_dim, *head_dim, size_of::<f32>()])
         }
+        Op::Mamba2(op) => product(&[options.threads, op.d_state, op.head_dim, size_of::<f32>()]),
         _ => 0,
     };
     ops(plan).map(bytes).max().unwrap_or(0)

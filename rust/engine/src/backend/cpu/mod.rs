@@ -13,6 +13,7 @@ mod gates;
 mod heads;
 mod interpreter;
 mod kv;
+mod mamba2;
 mod matvec;
 mod memory;
 mod product;

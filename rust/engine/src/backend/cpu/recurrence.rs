@@ -10,7 +10,7 @@ use super::simd::{self, Isa, Level, Task};
 use crate::backend::storage::check_bytes;
 use crate::backend::{check_state, not_below, Batch, ROUND_ROWS};
 use crate::error::{Error, Result};
-use crate::plan::{Op, Plan};
+use crate::plan::{Op, Plan, RowPart};
 
 /// Most numbers of a head of the delta rule.
 pub const MOST_HEAD_DIM: usize = 256;
@@ -21,25 +21,25 @@ pub struct States {
     values: Vec<Vec<f32>>,
     n_slots: usize,
     /// By the plan's states, what a round keeps of its rows, `[ROUND_ROWS][width]`: of a convolution its
-    /// inputs; of the delta rule `K`, `w` and `g` of each head, `[n_head][2 * head_dim + 1]`.
+    /// inputs; of a matrix a head what [`Update`] has, `[n_head][rows + columns + 1]`.
     kept: Vec<Vec<f32>>,
-    /// By the plan's states, the numbers of a head, of those of the delta rule.
-    head_dims: Vec<Option<usize>>,
+    /// By the plan's states, rows and columns of a head's matrix, where there are heads.
+    matrices: Vec<Option<[usize; 2]>>,
     /// Whether passes leave the states as they are and keep what [`States::commit`] needs.
     pub is_round: bool,
 }
 
 /// The rows of one sequence in a batch.
-struct Run {
+pub struct Run {
     slot: usize,
-    first: usize,
-    rows: usize,
+    pub first: usize,
+    pub rows: usize,
     /// Whether the sequence begins with them.
     is_start: bool,
 }
 
 /// Sequences of a batch, each with its state.
-type Runs<'a> = Vec<(Run, &'a mut [f32])>;
+pub type Runs<'a> = Vec<(Run, &'a mut [f32])>;
 
 impl States {
     /// Takes their memory.
@@ -51,20 +51,21 @@ impl States {
         let values = plan.states.iter().map(|s| zeros(s.width, n_slots));
         let kept = plan.kept_widths().into_iter();
         let kept = kept.map(|width| zeros(width, ROUND_ROWS));
-        let mut head_dims = vec![None; plan.states.len()];
+        let mut matrices = vec![None; plan.states.len()];
         for op in &plan.ops {
-            if let Op::DeltaNet {
-                state, head_dim, ..
-            } = op
-            {
-                head_dims[state.0] = Some(*head_dim);
+            match op {
+                Op::DeltaNet {
+                    state, head_dim, ..
+                } => matrices[state.0] = Some([*head_dim; 2]),
+                Op::Mamba2(op) => matrices[op.state.0] = Some([op.d_state, op.head_dim]),
+                _ => {}
             }
         }
         Ok(Self {
             values: values.collect::<Result<_>>()?,
             n_slots,
             kept: kept.collect::<Result<_>>()?,
-            head_dims,
+            matrices,
             is_round: false,
         })
     }
@@ -73,18 +74,19 @@ impl States {
     /// `first` of that on: the bits are those of passes over these rows alone.
     pub fn commit(&mut self, level: Level, slot: usize, first: usize, rows: usize) {
         let both = self.values.iter_mut().zip(&self.kept);
-        for ((values, kept), head_dim) in both.zip(&self.head_dims) {
+        for ((values, kept), matrix) in both.zip(&self.matrices) {
             let width = values.len() / self.n_slots.max(1);
             let state = &mut values[slot * width..(slot + 1) * width];
             let kept_width = kept.len() / ROUND_ROWS;
             let rows = &kept[first * kept_width..(first + rows) * kept_width];
-            if let Some(dim) = *head_dim {
-                let heads = state.par_chunks_exact_mut(dim * dim).enumerate();
+            if let Some([keys, columns]) = *matrix {
+                let heads = state.par_chunks_exact_mut(keys * columns).enumerate();
                 heads.for_each(|(head, state)| {
                     let rows = rows.chunks_exact(kept_width);
-                    let of_head = head * (2 * dim + 1)..(head + 1) * (2 * dim + 1);
+                    let width = keys + columns + 1;
+                    let of_head = head * width..(head + 1) * width;
                     let rows = rows.map(|row| &row[of_head.clone()]).collect();
-                    simd::run(level, Updates { state, dim, rows });
+                    simd::run(level, Updates { state, keys, rows });
                 });
             } else {
                 let newest = rows.len().min(width);
@@ -155,7 +157,7 @@ impl States {
     ///
     /// # Errors
     /// [`Error::Internal`] where rows of a sequence are apart, or too many for a round.
-    fn of(&mut self, at: usize, batch: &Batch<'_>) -> Result<(Runs<'_>, &mut [f32])> {
+    pub fn of(&mut self, at: usize, batch: &Batch<'_>) -> Result<(Runs<'_>, &mut [f32])> {
         if self.is_round && batch.slots.len() > ROUND_ROWS {
             let rows = batch.slots.len();
             return Err(Error::Internal(format!("a round of {rows} rows")));
@@ -215,8 +217,12 @@ pub enum Around {
 pub struct ShortConv<'a> {
     /// `[rows][channels]`; with gates `[rows][3][channels]`.
     pub x: &'a [f32],
+    /// Where the channels are in a row of x, where that has more.
+    pub part: Option<RowPart>,
     /// `[channels][taps]`.
     pub weight: &'a [f32],
+    /// `[channels]`.
+    pub bias: Option<&'a [f32]>,
     pub taps: usize,
     pub around: Around,
 }
@@ -235,9 +241,10 @@ impl ShortConv<'_> {
         out: &mut [f32],
     ) -> Result<()> {
         let channels = self.weight.len() / self.taps;
-        let parts = match self.around {
-            Around::Gates => 3,
-            Around::Nothing | Around::Silu => 1,
+        let width = match (self.around, self.part) {
+            (Around::Gates, _) => 3 * channels,
+            (_, Some(part)) => part.of,
+            (_, None) => channels,
         };
         out.fill(0.0);
         let (runs, kept) = states.of(at, batch)?;
@@ -247,7 +254,8 @@ impl ShortConv<'_> {
             let kept = kept.get_mut(first..end);
             let task = Convolution {
                 op: self,
-                x: &self.x[parts * first..parts * end],
+                x: &self.x[width * run.first..width * (run.first + run.rows)],
+                width,
                 state: match kept.is_some() {
                     true => {
                         copy.extend_from_slice(state);
@@ -267,7 +275,9 @@ impl ShortConv<'_> {
 /// The rows of one sequence.
 struct Convolution<'a, 'b> {
     op: &'a ShortConv<'a>,
+    /// `[rows][width]`.
     x: &'a [f32],
+    width: usize,
     /// `[taps - 1][channels]`.
     state: &'b mut [f32],
     /// Takes the inputs of a round, `[rows][channels]`; else empty.
@@ -284,6 +294,7 @@ impl Task for Convolution<'_, '_> {
         let Self {
             op,
             x,
+            width,
             state,
             kept,
             out,
@@ -291,8 +302,12 @@ impl Task for Convolution<'_, '_> {
         let mut kept = kept.chunks_exact_mut(op.weight.len() / op.taps);
         let channels = op.weight.len() / op.taps;
         let newest = state.len() - channels;
-        let rows = x.chunks_exact(x.len() / out.len().max(1) * channels);
+        let first = op.part.map_or(0, |part| part.first);
+        let rows = x.chunks_exact(width).map(|row| &row[first..]);
         for (row, out) in rows.zip(out.chunks_exact_mut(channels)) {
+            if let Some(bias) = op.bias {
+                out.copy_from_slice(bias);
+            }
             let mut add = |j: usize, inputs: &[f32]| {
                 let weights = op.weight.chunks_exact(op.taps);
                 for ((y, x), w) in out.iter_mut().zip(inputs).zip(weights) {
@@ -309,7 +324,7 @@ impl Task for Convolution<'_, '_> {
                     *input = b * u;
                 }
             } else {
-                inputs.copy_from_slice(row);
+                inputs.copy_from_slice(&row[..channels]);
             }
             add(op.taps - 1, inputs);
             if let Some(kept) = kept.next() {
@@ -362,11 +377,20 @@ struct Head<'a, 'b> {
 
 /// The updates of a head's state by rows that were kept.
 struct Updates<'a> {
-    /// `[head_dim][head_dim]`.
+    /// `[keys][columns]`.
     state: &'a mut [f32],
-    dim: usize,
-    /// Of each `K`, `w` and `g`.
+    keys: usize,
+    /// Of each [`Update`] one number after another.
     rows: Vec<&'a [f32]>,
+}
+
+/// How a row brings a head's state forward: by [`crate::plan::Op::DeltaNet`]'s `K`, `w` and `g`, or
+/// [`crate::plan::Mamba2`]'s `B`, `u` and `g`.
+#[derive(Clone, Copy)]
+pub struct Update<'a> {
+    pub k: &'a [f32],
+    pub w: &'a [f32],
+    pub g: f32,
 }
 
 impl Task for Updates<'_> {
@@ -375,20 +399,33 @@ impl Task for Updates<'_> {
     #[inline(always)]
     fn run<I: Isa>(self) {
         for row in self.rows {
-            let (k, rest) = row.split_at(self.dim);
-            let (w, g) = rest.split_at(self.dim);
-            update(self.state, self.dim, (k, w, g[0]));
+            let (k, rest) = row.split_at(self.keys);
+            let (w, g) = rest.split_at(rest.len() - 1);
+            Update { k, w, g: g[0] }.apply(self.state);
         }
     }
 }
 
-/// `S[i][c] = fma(K[i], w[c], g * S[i][c])`.
-#[inline(always)]
-fn update(state: &mut [f32], dim: usize, (k, w, g): (&[f32], &[f32], f32)) {
-    for (row, k) in state.chunks_exact_mut(dim).zip(k) {
-        for (s, w) in row.iter_mut().zip(w) {
-            *s = k.mul_add(*w, g * *s);
+impl Update<'_> {
+    /// `S[i][c] = fma(K[i], w[c], g * S[i][c])`.
+    #[inline(always)]
+    fn apply(&self, state: &mut [f32]) {
+        let Self { k, w, g } = *self;
+        for (row, k) in state.chunks_exact_mut(w.len()).zip(k) {
+            for (s, w) in row.iter_mut().zip(w) {
+                *s = k.mul_add(*w, g * *s);
+            }
         }
+    }
+
+    /// Where a round keeps it.
+    #[inline(always)]
+    pub fn keep(&self, to: &mut [f32]) {
+        let (k, rest) = to.split_at_mut(self.k.len());
+        let (w, g) = rest.split_at_mut(self.w.len());
+        k.copy_from_slice(self.k);
+        w.copy_from_slice(self.w);
+        g[0] = self.g;
     }
 }
 
@@ -521,12 +558,15 @@ impl Task for Head<'_, '_> {
             for (w, v) in sums.iter_mut().zip(v) {
                 *w = (-g).mul_add(*w, *v) * b;
             }
+            let update = Update {
+                k: &k[..dim],
+                w: &sums[..dim],
+                g,
+            };
             if let Some(kept) = kept.next() {
-                kept[..dim].copy_from_slice(&k[..dim]);
-                kept[dim..2 * dim].copy_from_slice(&sums[..dim]);
-                kept[2 * dim] = g;
+                update.keep(kept);
             }
-            update(state, dim, (&k, &sums, g));
+            update.apply(state);
             weighted_rows(state, dim, &q, &mut sums);
             out.copy_from_slice(&sums[..dim]);
         }

@@ -289,6 +289,7 @@ impl Executor {
                 tokens: &text.ids[start..start + chunk.rows],
                 start,
                 wanted: text.wanted(chunk.rows, chunk.last),
+                second: text.second,
             })
         });
         let parts: Vec<TextPart<'_>> = parts.collect();

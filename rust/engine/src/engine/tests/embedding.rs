@@ -79,6 +79,7 @@ fn the_backend_may_be_fed_in_any_pieces() {
             tokens: &ids[range.clone()],
             start: range.start,
             wanted,
+            second: usize::MAX,
         };
         backend.hidden(&[part]).unwrap().remove(0).unwrap()
     };

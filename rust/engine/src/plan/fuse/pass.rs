@@ -1,5 +1,5 @@
-//! What is fused in some passes alone. Most of it is of one row: there each block computes the little that
-//! comes before a product by itself.
+//! What is fused in some passes alone. Most of it is of one row, or by experts of a few: there each block
+//! computes the little that comes before a product by itself.
 
 use super::rule::{Match, Site};
 use super::{
@@ -21,6 +21,24 @@ const LEAST_GROUP: usize = 8;
 /// Whether it is a product of integers of one row.
 fn is_of_one_row(site: &Site<'_>, shape: &PassShape, of: &ProductOp) -> bool {
     shape.count(site.plan.buffer(of.x).rows) == 1 && site.are_integers(of)
+}
+
+/// Whether it is a product of integers by experts whose rows are multiplied one by one: of so few that hardly
+/// two have an expert in common, and half as many where what experts give is summed up across blocks. Where rows
+/// go to all, of one.
+fn is_row_by_row(site: &Site<'_>, shape: &PassShape, of: &ProductOp) -> bool {
+    let rows = shape.count(site.plan.buffer(of.x).rows);
+    // What a layer's experts give is as wide as what they are given.
+    let weight = site.plan.weight(of.parts[0].weight);
+    let chosen = (of.experts).filter(|experts| !site.plan.goes_to_all(experts.routes));
+    let is_last = chosen.is_some_and(|experts| experts.ranked);
+    let width = if is_last { weight.n_out } else { weight.n_in };
+    let most = match (chosen, fills(width, shape)) {
+        (None, _) => 1,
+        (Some(_), true) => shape.expert_rows,
+        (Some(_), false) => shape.expert_rows / 2,
+    };
+    (1..=most.max(1)).contains(&rows) && site.are_integers(of)
 }
 
 /// The ranks that a product by experts has, if a launch of one row has room for them.
@@ -100,7 +118,7 @@ fn chosen(site: &Site<'_>, shape: &PassShape, at: usize) -> Option<ProductOp> {
     };
     ranks(site, of)?;
     let is_its = of.experts.map(|experts| experts.routes) == Some(route.out);
-    (is_its && is_of_one_row(site, shape, of)).then(|| ProductOp {
+    (is_its && is_row_by_row(site, shape, of)).then(|| ProductOp {
         fusion: PassFusion::Choice(route),
         ..of.clone()
     })
@@ -170,7 +188,7 @@ fn mixed(site: &Site<'_>, shape: &PassShape) -> Option<ProductOp> {
     let is_its = of.experts.map(|experts| experts.routes) == Some(mix.routes);
     let is_whole = matches!(&of.parts[..], [part] if part.out == mix.x);
     let is_plain = of.epilogue == Epilogue::Store;
-    (is_its && is_whole && is_plain && is_of_one_row(site, shape, of)).then(|| ProductOp {
+    (is_its && is_whole && is_plain && is_row_by_row(site, shape, of)).then(|| ProductOp {
         fusion: PassFusion::Mix {
             mix,
             is_chained: chains(site, shape, of),
@@ -179,12 +197,16 @@ fn mixed(site: &Site<'_>, shape: &PassShape) -> Option<ProductOp> {
     })
 }
 
-/// Whether blocks that sum up what experts give have their tiles of all of these: where no factor of a norm
-/// comes before the sum, and SMs have hardly more or fewer tiles than others, each of them whole.
-fn chains(site: &Site<'_>, shape: &PassShape, of: &ProductOp) -> bool {
-    let rows = site.plan.weight(of.parts[0].weight).n_out;
+/// Whether SMs have hardly more or fewer tiles of so many rows than others, each of them whole.
+fn fills(rows: usize, shape: &PassShape) -> bool {
     let (tiles, sms) = (rows.div_ceil(TILE_ROWS), shape.sms);
-    of.norm.is_none() && 4 * tiles.div_ceil(sms) * sms <= 5 * tiles
+    4 * tiles.div_ceil(sms) * sms <= 5 * tiles
+}
+
+/// Whether blocks that sum up what experts give have their tiles of all of these: where no factor of a norm
+/// comes before the sum.
+fn chains(site: &Site<'_>, shape: &PassShape, of: &ProductOp) -> bool {
+    of.norm.is_none() && fills(site.plan.weight(of.parts[0].weight).n_out, shape)
 }
 
 /// The same, and the last product of an expert that every row goes to, behind its gate, which adds to it.

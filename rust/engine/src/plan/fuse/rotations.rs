@@ -78,7 +78,16 @@ pub fn norm_rope(site: &Site<'_>) -> Option<Match> {
 pub fn convolved(site: &Site<'_>) -> Option<Match> {
     let [conv, rule] = [site.op(0)?, site.op(1)?].map(Clone::clone);
     let is_its = match (&conv, &rule) {
-        (Op::ShortConv { out, silu, .. }, Op::DeltaNet { qkv, .. }) => *silu && qkv == out,
+        (
+            Op::ShortConv {
+                out,
+                silu,
+                bias: None,
+                part: None,
+                ..
+            },
+            Op::DeltaNet { qkv, .. },
+        ) => *silu && qkv == out,
         _ => false,
     };
     Match::of(Fused::ConvolvedRule { conv, rule }, 2).filter(|_| is_its)

@@ -96,7 +96,7 @@ impl<'a> Site<'a> {
         }
     }
 
-    /// The same, if it is a norm by a weight.
+    /// The same, if it is a norm by a weight, of all groups alike.
     pub fn norm(&self, at: usize) -> Option<Normed> {
         match *self.op(at)? {
             Op::RmsNorm {
@@ -105,7 +105,7 @@ impl<'a> Site<'a> {
                 out,
                 group,
                 eps,
-            } => Some(Normed {
+            } if self.plan.weight(weight).n_in == group => Some(Normed {
                 x,
                 norm: Norm { weight, eps },
                 group,

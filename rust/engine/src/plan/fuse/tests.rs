@@ -4,6 +4,7 @@ use super::rule::{stands_for, Match, Site};
 use super::*;
 use crate::plan::sketch::{self as s, id, norm_of, weight_id};
 use crate::plan::RopeStyle::{self, Halves, Interleaved};
+use crate::plan::RowPart;
 use proptest::prelude::*;
 
 const X: BufferId = BufferId(0);
@@ -365,6 +366,23 @@ fn factors_before_and_behind_a_choice_of_experts_are_joined_with_it() {
 }
 
 #[test]
+fn a_few_rows_are_summed_up_one_by_one_where_they_choose_their_experts() {
+    let [routes, acts, downs] = ["routes", "acts", "downs"].map(id);
+    let by = s::by_experts(acts, None, routes, weight_id("of_downs"), downs);
+    let of = |first: &Op, rows| {
+        let rest = [s::add(X, A), by.clone(), s::mix(downs, routes, SUM)];
+        let plan = Arc::new(s::plan([&[first.clone()][..], &rest].concat()));
+        let list = FusedPlan::new(&plan, true).of_pass(&shape((rows, true)));
+        list.iter().map(|fused| fused.ops.len()).collect::<Vec<_>>()
+    };
+    let (chosen, all) = (s::route(id("router"), routes), Op::RouteAll { out: routes });
+    assert_eq!([of(&chosen, 1), of(&all, 1)], [[1, 1, 2]; 2]);
+    assert_eq!(of(&chosen, 2), [1, 1, 2]);
+    assert_eq!(of(&all, 2), [1; 4]);
+    assert_eq!(of(&chosen, 3), [1; 4]);
+}
+
+#[test]
 fn sums_that_are_taken_apart_are_products_with_some_of_the_rows() {
     let [first, second] = ["first", "second"].map(id);
     let half = |out, first| s::slice(B, out, 2, first, 32);
@@ -421,6 +439,26 @@ fn a_convolution_is_joined_with_the_rule_that_alone_reads_it() {
     assert_eq!(of(false, A, &[]), [1, 1]);
     assert_eq!(of(true, B, &[]), [1, 1]);
     assert_eq!(of(true, A, &[s::scale(A, 2.0)]), [1; 3]);
+    // Nor one from a bias, or of a part of a row: these are Mamba-2's.
+    let mut biased = s::short_conv(X, A, true);
+    if let Op::ShortConv { bias, .. } = &mut biased {
+        *bias = Some(weight_id("norm"));
+    }
+    assert_eq!(counts(&[biased, s::delta_net(A, id("rule"))]), [1, 1]);
+    let mut parted = s::short_conv(id("both"), A, true);
+    if let Op::ShortConv { part, .. } = &mut parted {
+        *part = Some(RowPart { first: 64, of: 256 });
+    }
+    assert_eq!(counts(&[parted, s::delta_net(A, id("rule"))]), [1, 1]);
+}
+
+#[test]
+fn norms_of_groups_with_weights_of_their_own_are_joined_with_nothing() {
+    let norm = |out, group| s::norm(A, Some(weight_id("norm")), out, group);
+    assert_eq!(counts(&[norm(B, 64), s::add(B, SUM)]), [2]);
+    assert_eq!(counts(&[norm(B, 32), s::add(B, SUM)]), [1, 1]);
+    let gate = s::swiglu([C, B, SUM]);
+    assert_eq!(counts(&[norm(B, 32), gate]), [1, 1]);
 }
 
 #[test]
@@ -444,6 +482,7 @@ pub fn shape((rows, is_step): (usize, bool)) -> PassShape {
         is_step,
         // As many as a matrix of 64 rows has tiles, so that ranks are chained.
         sms: 4,
+        expert_rows: 2,
     }
 }
 

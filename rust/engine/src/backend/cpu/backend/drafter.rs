@@ -42,6 +42,7 @@ impl CpuBackend {
             tokens: &tokens,
             positions: &positions,
             slots: &slots,
+            types: &[],
             out_rows: &[],
         })?;
         let width = self.interpreter.plan().buffer(from).width;
@@ -96,6 +97,7 @@ impl CpuBackend {
                 tokens: &tokens,
                 positions: &positions,
                 slots: &slots,
+                types: &[],
                 out_rows: &out_rows,
             })?;
             let rows = logits.chunks_exact(self.limits.n_vocab.max(1));

@@ -78,6 +78,7 @@ fn left(plan: &Arc<Plan>, list: &[FusedOp], rows: usize) -> std::result::Result<
         tokens: &each,
         positions: &vec![0; rows],
         slots: &each,
+        types: &[],
         out_rows: &each,
     };
     for fused in list {
@@ -105,7 +106,7 @@ proptest! {
         let plan = Arc::new(s::chosen(&bytes));
         let wanted = left(&plan, &FusedPlan::new(&plan, false).list, rows);
         let fused = FusedPlan::new(&plan, true);
-        let shape = PassShape { rows, out: rows, is_step, sms: 4 };
+        let shape = PassShape { rows, out: rows, is_step, sms: 4, expert_rows: 2 };
         for list in [fused.of_pass(&shape), fused.list] {
             prop_assert_eq!(&wanted, &left(&plan, &list, rows));
         }

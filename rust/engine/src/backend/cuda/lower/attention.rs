@@ -37,7 +37,7 @@ pub struct AttentionOp {
     pub kv: KvShape,
     pub n_head: usize,
     pub scale: f32,
-    /// Tokens that a row sees, where these are not all.
+    /// Most tokens that a row sees, where these are not all.
     pub window: Option<usize>,
     /// Whether a row sees none behind it.
     pub causal: bool,
@@ -113,7 +113,10 @@ impl AttentionOp {
                 kv: plan.kv[layer],
                 n_head,
                 scale,
-                window,
+                window: match causal {
+                    true => window,
+                    false => window.map(|tokens| tokens / 2 * 2 + 1),
+                },
                 causal,
                 sinks,
                 stored,
@@ -130,10 +133,21 @@ impl AttentionOp {
             head_dim: self.kv.head_dim,
             value_dim: self.kv.value_dim(),
             stored: self.kv.stored(),
-            window: self.window.filter(|tokens| *tokens < l.n_ctx).unwrap_or(0),
+            window: self.window_in(l.n_ctx).unwrap_or(0),
             has_sinks: self.sinks.is_some(),
             kv: KvCodes(l.kv_type),
         }
+    }
+
+    /// The window where rows have up to `n_ctx` tokens: of one around the row half is in front.
+    fn window_in(&self, n_ctx: usize) -> Option<usize> {
+        let reach = |tokens: usize| if self.causal { tokens } else { tokens / 2 + 1 };
+        self.window.filter(|tokens| reach(*tokens) < n_ctx)
+    }
+
+    /// Whether the window is around a row, so that both ends of what it sees are given.
+    pub fn has_spans(&self, n_ctx: usize) -> bool {
+        !self.causal && self.window_in(n_ctx).is_some()
     }
 
     /// Where the last position stands that each row sees.

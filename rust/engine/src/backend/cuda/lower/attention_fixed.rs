@@ -25,7 +25,7 @@ constants! {
     struct StepVariant in STEP {
         op: AttentionConstants, heads: uint32_t, teams: uint32_t, ring: uint32_t,
         max_splits: uint32_t, norm_rope: bool, values_normed: bool, values_are_keys: bool,
-        rotate: RotateConstants, single_row: bool,
+        rotate: RotateConstants, single_row: bool, both_ways: bool,
     }
 
     /// prompt_attention_fixed.cu
@@ -158,6 +158,11 @@ fn step_specs(
             RotateConstants::new(&l.plan, t.rotation)
         }),
         single_row: rows == 1,
+        both_ways: op.has_spans(l.n_ctx),
+    };
+    let positions = |first: usize| match op.has_spans(l.n_ctx) {
+        true => inputs.spans + (first * 8) as u64,
+        false => op.last_seen(inputs) + (first * 4) as u64,
     };
     let launch = |first: usize| {
         let params = AttentionFixed {
@@ -166,7 +171,7 @@ fn step_specs(
             k: op.stored.map_or(0, |stored| l.address(stored.k)),
             v: op.stored.map_or(0, |stored| l.address(stored.v)),
             kv,
-            positions: op.last_seen(inputs) + (first * 4) as u64,
+            positions: positions(first),
             slots: inputs.slots + (first * 4) as u64,
             partial: l.at.scratch.partial,
             tickets: l.at.scratch.tickets,
@@ -256,7 +261,7 @@ fn prompt_stages(l: &Lowering, op: &AttentionOp) -> Option<usize> {
         .saturating_sub(PROMPT_STATIC_BYTES + query_bytes(op.kv, l.shapes.prompt.warps));
     let most = l.shapes.prompt.pages[usize::from(l.kv_type.kernel.kv_bytes() == 2)];
     let stages = (room / page.max(1)).min(most);
-    let heads = op.n_head.is_multiple_of(op.kv.n_head_kv);
+    let heads = op.n_head.is_multiple_of(op.kv.n_head_kv) && !op.has_spans(l.n_ctx);
     (stages >= 2 && op.kv.head_dim <= PROMPT_DIM && heads && op.kv.stored() == 2).then_some(stages)
 }
 

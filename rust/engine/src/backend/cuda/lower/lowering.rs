@@ -84,6 +84,10 @@ pub struct Inputs {
     pub positions: u64,
     /// The last position of each row's sequence in the pass; 0 where no op looks ahead.
     pub ends: u64,
+    /// The first and the last position that each row sees; 0 where no window is around a row.
+    pub spans: u64,
+    /// Which text of a pair each row is of; 0 where no op looks at that.
+    pub types: u64,
     /// Rows of the page table.
     pub slots: u64,
     pub out_rows: u64,
@@ -198,6 +202,7 @@ impl Lowering {
             out: pass.out,
             is_step: matches!(pass.path, Path::Decode | Path::Guess) && pass.one_row_per_sequence(),
             sms: self.card.sm_count as usize,
+            expert_rows: self.shapes.matvec.expert_rows,
         }
     }
 

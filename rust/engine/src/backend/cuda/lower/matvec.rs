@@ -1,4 +1,5 @@
-//! One row of activations times weights that are small integers: the kernel that decode is made of.
+//! One row of activations times weights that are small integers: the kernel that decode is made of. By
+//! experts, of a few rows each by itself.
 
 use super::experts::{self, address_of, ExpertConstants, Pairs, RouteConstants, MOST_RANKS};
 use super::fit::fit;
@@ -48,7 +49,7 @@ constants! {
     /// matvec.cu
     struct MatVecVariant in SOURCE {
         tiles: Tiles,
-        norm: bool, chooses: bool, mixes: bool, chained: bool, shares: bool, adds: bool,
+        norm: bool, chooses: bool, mixes: bool, chained: bool, shares: bool, adds: bool, several: bool,
         types: Segments, experts: ExpertConstants, gate: GateConstants, route: RouteConstants,
         epilogue: EpilogueConstants,
     }
@@ -159,8 +160,8 @@ impl Tiles {
     }
 }
 
-/// The launch of `product` with the one row of `op.x`, behind `before` others of the pass; none where
-/// the row is too long for the shared memory of the card. With `pairs`, one launch has all of them.
+/// The launch of `product` with the one row of `op.x`, or by experts with each, behind `before` others of the
+/// pass; none where a row is too long for the shared memory of the card.
 pub fn spec(
     l: &Lowering,
     op: &ProductOp,
@@ -175,7 +176,7 @@ pub fn spec(
     };
     let is_shared = op.shared.is_some();
     if let Some(its) = pairs.filter(|_| is_chained) {
-        let chained = its.count + usize::from(is_shared);
+        let chained = its.ranks + usize::from(is_shared);
         if let Some(spec) = launch(l, op, product, (pairs, chained), pass, before)? {
             return Ok(Some(spec));
         }
@@ -203,11 +204,12 @@ fn launch(
         .sum::<usize>()
         .max(product.shared_tiles);
     let is_shared = op.shared.is_some();
-    let count = pairs.map_or(1, |pairs| pairs.count + usize::from(is_shared));
+    let rows = pairs.map_or(1, |pairs| pairs.count / pairs.ranks);
+    let of_row = pairs.map_or(1, |pairs| pairs.ranks + usize::from(is_shared));
     // Experts side by side share the card: blocks of one after another's would each ask for their first
     // weights when the one before has ended.
-    let m = count / chained;
-    let sms = (l.card.sm_count as usize / m).clamp(1, MOST_TICKETS);
+    let m = of_row / chained;
+    let sms = (l.card.sm_count as usize / (m * rows)).clamp(1, MOST_TICKETS / rows);
     let table = &l.shapes.matvec;
     let is_short = n_in * chained < table.long_row && product.bytes < table.many_bytes;
     let is_few = |tiles: usize, n_in, sms| tiles * superblocks(n_in) <= table.light_tiles * sms;
@@ -268,6 +270,7 @@ fn launch(
         chained: chained > 1,
         shares: is_shared,
         adds: mix.is_some_and(|mix| mix.adds),
+        several: rows > 1,
         types: Segments(product.types.clone()),
         experts: ExpertConstants::of(pairs),
         gate: GateConstants::of(l, gate.as_ref()),
@@ -275,7 +278,7 @@ fn launch(
         epilogue: product.constants.clone(),
     };
     let route_params = match &route {
-        Some(route) => experts::params_of(l, route, 1)?,
+        Some(route) => experts::params_of(l, route, rows)?,
         None => bytemuck::Zeroable::zeroed(),
     };
     let params = MatVec {
@@ -296,11 +299,10 @@ fn launch(
         tickets: l.at.scratch.tickets,
     };
     // One block an SM, idle ones too: what room there is beside it is one block's of the successor.
-    let grid = sms;
-    let grid = [grid as u32, m as u32, 1];
+    let grid = [sms as u32, m as u32, rows as u32];
     let mut spec = Spec::new(variant, "matvec", grid, shape.threads() as u32, &params);
     spec.shared = shape.shared_bytes as u32;
-    product.describe(&mut spec, "matvec", count, n_in);
+    product.describe(&mut spec, "matvec", of_row * rows, n_in);
     if gate.is_some() {
         spec.label = spec.label.replacen("matvec", "gate matvec", 1);
     }
@@ -309,7 +311,7 @@ fn launch(
     }
     if let Some(mix) = mix {
         spec.label += " mix";
-        spec.traffic.rows += 4 * experts::mix_floats(&l.plan, &mix, 1) as u64;
+        spec.traffic.rows += 4 * experts::mix_floats(&l.plan, &mix, rows) as u64;
     }
     Ok(Some(spec))
 }

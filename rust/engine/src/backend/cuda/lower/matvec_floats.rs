@@ -42,9 +42,9 @@ pub fn spec(
     let a_superblock = max_m * TILE_COLS * 4;
     let tiles: usize = product.tiles.iter().sum();
     let warps = (tiles * TILE_ROWS / 2).div_ceil(w_pairs);
-    let computing = warps
-        .div_ceil(l.card.sm_count as usize)
-        .clamp(1, table.warps);
+    // As few warps a block as leave no multiprocessor without one: blocks of other rows count too.
+    let of_each_row = (l.card.sm_count as usize / m.div_ceil(max_m)).max(1);
+    let computing = warps.div_ceil(of_each_row).clamp(1, table.warps);
     let chunk = (table.x_bytes / a_superblock).clamp(1, superblocks(n_in).max(1));
     let row_bytes = |ty: &&QuantType| ty.row_bytes(TILE_COLS).unwrap_or(usize::MAX);
     let row_bytes = product.types.iter().map(row_bytes).max().unwrap_or(0);
@@ -52,7 +52,7 @@ pub fn spec(
         .saturating_mul(2)
         .saturating_mul(row_bytes);
     let is_staged =
-        pairs.is_none() && m == 1 && staged.saturating_mul(computing) <= table.staged_bytes;
+        pairs.is_none() && w_pairs == 1 && staged.saturating_mul(computing) <= table.staged_bytes;
     let staged = if is_staged { staged } else { 0 };
     let shared = chunk * a_superblock + computing * staged;
     let variant = MatVecFloatsVariant {

@@ -13,6 +13,7 @@ mod grid;
 mod heads;
 pub mod layout;
 pub mod lowering;
+mod mamba2;
 mod matmul;
 mod matvec;
 mod matvec_floats;

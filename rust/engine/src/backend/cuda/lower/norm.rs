@@ -36,6 +36,7 @@ constants! {
     /// rms_norm.cu
     struct RmsNormVariant in RMS_NORM {
         row: RowConstants, adds: bool, gated: bool, has_weight: bool, has_factor: bool,
+        weights: uint32_t,
     }
 
     /// layer_norm.cu
@@ -214,6 +215,7 @@ fn launch(
         gated: gate.is_some(),
         has_weight: weight.is_some(),
         has_factor: factor.is_some(),
+        weights: weight.map_or(1, |id| l.plan.weight(id).n_in / group),
     };
     let mut spec = Spec::new(variant, "rms_norm", [groups, 1, 1], threads as u32, &params);
     if let Some((what, weight)) = what {

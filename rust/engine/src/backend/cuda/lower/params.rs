@@ -207,11 +207,19 @@ shared! {
         pub n_rows: u32, pub scale: f32,
     }
 
+    /// round.cuh
+    pub struct Commit = "Commit" {
+        /// `[layers]` of the addresses of a state and of what is kept of it.
+        pub places: u64,
+        /// `[m]` u32.
+        pub accepted: u64, pub positions: u64, pub slots: u64,
+    }
+
     /// rms_norm.cu
     pub struct RmsNorm = "Params" {
         /// `[groups][GROUP]` f32.
         pub x: u64, pub out: u64,
-        /// `[GROUP]` f32, or 0.
+        /// `[WEIGHTS][GROUP]` f32, or 0.
         pub weight: u64,
         /// One f32, or 0.
         pub factor: u64,

@@ -143,7 +143,9 @@ fn products(l: &Lowering, op: &ProductOp, pass: &Pass, before: usize) -> Result<
     if !product.types.iter().all(|t| t.integers) {
         return floats(l, op, &product, m, pairs, pass);
     }
-    if m == 1 {
+    // Rows that go to all experts share their weights, however few they are.
+    let chosen = (op.experts).filter(|experts| !l.plan.goes_to_all(experts.routes));
+    if m == 1 || (chosen.is_some() && m <= l.shapes.matvec.expert_rows) {
         if let Some(spec) = matvec::spec(l, op, &product, pairs.as_ref(), pass, before)? {
             return Ok(vec![spec]);
         }
@@ -211,8 +213,41 @@ mod tests {
     use super::super::params::{AttentionFixed, MatVec};
     use super::super::tests::{at, chunk, entries, id, lowering, step, superblocks, with};
     use super::*;
-    use crate::plan::sketch as s;
+    use crate::plan::{sketch as s, BufferId, Rows};
     use crate::quant;
+
+    #[test]
+    fn a_few_rows_go_one_by_one_to_the_experts_they_choose_but_not_to_all() {
+        let entry = |is_chosen: bool, rows: usize| {
+            let mut l = lowering("sm_90", superblocks(), "I16", true);
+            let mut plan = Plan::clone(&l.plan);
+            let mut buffer = |name: &str, width: usize| -> BufferId {
+                l.at.buffers.push((l.at.buffers.len() as u64 + 1) << 32);
+                plan.add_buffer(name, width, Rows::Batch)
+            };
+            let (router, routes) = (buffer("router", 2), buffer("routes", 4));
+            let weight = s::weight(&mut plan, "by_heads", [256, 256, 2], superblocks());
+            let choice = match is_chosen {
+                true => s::route(router, routes),
+                false => Op::RouteAll { out: routes },
+            };
+            let by = s::by_experts(id("heads"), None, routes, weight, id("q"));
+            plan.ops.extend([choice, by]);
+            let list = specs(&with(l, plan), &step(rows)).unwrap();
+            let mut its = list.iter().filter(|spec| spec.label.ends_with("by_heads"));
+            let last = its.next_back().unwrap();
+            (last.entry, last.grid[2])
+        };
+        for (is_chosen, rows, wanted) in [
+            (true, 1, ("matvec", 1)),
+            (true, 4, ("matvec", 4)),
+            (true, 5, ("matmul", 1)),
+            (false, 1, ("matvec", 1)),
+            (false, 4, ("matmul", 1)),
+        ] {
+            assert_eq!(entry(is_chosen, rows), wanted, "{is_chosen} {rows}");
+        }
+    }
 
     #[test]
     fn one_row_goes_through_its_gate_on_the_way_to_a_product() {

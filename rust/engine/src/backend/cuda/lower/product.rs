@@ -307,7 +307,12 @@ mod tests {
             let l = experts(n_ff, gates);
             let list = specs(&l, &step(1)).unwrap();
             assert_eq!(labels(&list), wanted, "{n_ff} {gates}");
-            let several = specs(&l, &step(3)).unwrap();
+            // A few rows as one, each by itself, but for the gate of a product of its own.
+            let few = specs(&l, &step(4)).unwrap();
+            assert_eq!(labels(&few)[0], wanted[0]);
+            assert_eq!(labels(&few)[1] == wanted[1], wanted[1] == chained);
+            assert!(few.iter().any(|s| s.label == wanted[0] && s.grid[2] == 4));
+            let several = specs(&l, &step(5)).unwrap();
             assert!(labels(&several)[0].contains("gate_shexp up_shexp"));
             assert!(!labels(&several)
                 .iter()

@@ -1,28 +1,32 @@
 //! Ops that take a state from token to token. Rows of a step are sequences of their own, a block each;
-//! those of prompts follow each other, so a block takes all of them. Rows of a round are of rounds.rs.
+//! those of prompts follow each other, and of the delta rule a block takes all of them. Rows of a round
+//! are of rounds.rs.
 
 use super::lowering::{Lowering, Pass, Path};
+use super::mamba2;
 use super::params::CONSTANTS;
 use super::shape::MOST_TICKETS;
 use crate::backend::cuda::driver::source::{constants, shared, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Op, StateId};
+use crate::plan::{BufferId, Op, Plan, RowPart, StateId, WeightId};
 
 shared! {
     /// short_conv.cu
     pub struct ShortConv = "Params" {
-        /// `[m][CHANNELS]` f32, with gates `[m][3][CHANNELS]`.
+        /// `[m][ROW]` f32.
         pub x: u64,
         /// `[CHANNELS][TAPS]` f32.
         pub weight: u64,
+        /// `[CHANNELS]` f32, or 0.
+        pub bias: u64,
         /// `[n_slots][TAPS - 1][CHANNELS]` f32.
         pub state: u64,
         /// `[m][CHANNELS]` f32.
         pub out: u64,
         /// `[m]` u32.
         pub positions: u64, pub slots: u64,
-        pub n_slots: u32, pub first: u32,
+        pub n_slots: u32, pub m: u32,
     }
 
     /// The convolution before the rule: delta_net.cu. Zeros where it makes none.
@@ -49,17 +53,32 @@ shared! {
         pub out: u64,
         /// `[m]` u32.
         pub positions: u64, pub slots: u64,
-        pub eps: f32, pub n_slots: u32, pub first: u32, pub unused: u32, pub conv: Convolution,
+        pub eps: f32, pub n_slots: u32, pub conv: Convolution,
+    }
+
+    /// delta_prompt.cu
+    pub struct DeltaPrompt = "Params" {
+        /// As of [`DeltaNet`].
+        pub qkv: u64, pub alpha: u64, pub beta: u64, pub a: u64, pub dt: u64,
+        pub state: u64, pub out: u64, pub positions: u64, pub slots: u64,
+        pub eps: f32, pub n_slots: u32, pub first: u32, pub unused: u32,
     }
 }
 
 static SHORT_CONV: Source = source!("short_conv.cu", CONSTANTS, ShortConv);
 static DELTA_NET: Source = source!("delta_net.cu", CONSTANTS, Convolution, DeltaNet);
+static DELTA_PROMPT: Source = source!("delta_prompt.cu", CONSTANTS, DeltaPrompt);
 
 constants! {
     /// short_conv.cu
     struct ShortConvVariant in SHORT_CONV {
-        channels: uint32_t, taps: uint32_t, silu: int, gates: int,
+        shape: ConvConstants, rows: uint32_t,
+    }
+
+    /// short_conv.cu, conv_round.cu
+    pub struct ConvConstants {
+        pub channels: uint32_t, taps: uint32_t, silu: int, gates: int, has_bias: bool, row: uint32_t,
+        first: uint32_t,
     }
 
     /// delta_net.cu
@@ -67,19 +86,31 @@ constants! {
         n_head: uint32_t, n_head_k: uint32_t, grouped: bool, head_dim: uint32_t, columns: uint32_t,
         taps: uint32_t, convolves: bool, root: float,
     }
+
+    /// delta_prompt.cu
+    struct DeltaPromptVariant in DELTA_PROMPT {
+        n_head: uint32_t, n_head_k: uint32_t, grouped: bool, head_dim: uint32_t, columns: uint32_t,
+        root: float,
+    }
 }
 
-/// Threads of a block of short_conv.cu.
+/// Threads of a block of short_conv.cu, and rows of prompts that it takes.
 const THREADS: u32 = 256;
+const TILE_ROWS: usize = 16;
 
-/// Columns of a state that a block of delta_net.cu takes, eight a warp, where a head has as many.
+/// Columns of a state that a block takes of a step, eight a warp, and of prompts, 16 a warp, where a head
+/// has as many.
 const COLUMNS: usize = 32;
+const PROMPT_COLUMNS: usize = 64;
 
-/// Widths of heads that delta_net.cu takes: a multiple of this, up to so many.
+/// Threads of a block of delta_prompt.cu that prepare rows.
+const PRODUCERS: usize = 128;
+
+/// Widths of heads that the kernels take: a multiple of this, up to so many.
 const HEAD_MULTIPLE: usize = 16;
 const MOST_HEAD_DIM: usize = 256;
 
-/// How many rows the first block takes, each behind it one, and how many blocks share the rows.
+/// How many rows the first block takes, those of prompts, each behind it one; and how many blocks share the rows.
 fn blocks(pass: &Pass) -> (u32, u32) {
     let first = pass.prompt_rows().max(1);
     (first as u32, (1 + pass.rows - first) as u32)
@@ -93,27 +124,34 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
     if let Op::DeltaNet { .. } = op {
         return delta_net(l, None, op, pass);
     }
+    if let Op::Mamba2(op) = op {
+        return mamba2::spec(l, op, pass, blocks(pass));
+    }
     let conv = convolution(l, op)?;
-    let (first, grid) = blocks(pass);
-    let channels = l.plan.buffer(conv.out).width;
+    let rows = match pass.one_row_per_sequence() {
+        true => 1,
+        // A thread computes the first rows of a sequence, which need its state.
+        false => TILE_ROWS.max(conv.shape.taps),
+    };
     let params = ShortConv {
         x: l.address(conv.x),
         weight: conv.at.weight,
+        bias: l.vector(conv.bias)?,
         state: conv.at.state,
         out: l.address(conv.out),
         positions: pass.inputs.positions,
         slots: pass.inputs.slots,
         n_slots: l.n_slots as u32,
-        first,
+        m: pass.rows as u32,
     };
-    let variant = ShortConvVariant {
-        channels,
-        taps: conv.taps,
-        silu: usize::from(conv.silu),
-        gates: usize::from(matches!(op, Op::GatedConv { .. })),
-    };
-    let across = (channels as u32).div_ceil(THREADS);
-    let mut spec = Spec::new(variant, "short_conv", [across, grid, 1], THREADS, &params);
+    let grid = [
+        (conv.shape.channels as u32).div_ceil(THREADS),
+        pass.rows.div_ceil(rows) as u32,
+        1,
+    ];
+    let shape = conv.shape;
+    let variant = ShortConvVariant { shape, rows };
+    let mut spec = Spec::new(variant, "short_conv", grid, THREADS, &params);
     spec.label = format!("short_conv {}", l.plan.states[conv.state.0].name);
     Ok(spec)
 }
@@ -139,13 +177,13 @@ pub fn convolved(l: &Lowering, conv: &Op, rule: &Op, pass: &Pass) -> Result<Opti
         .transpose()
 }
 
-/// A convolution: what it reads, in how many taps, and where its kernel finds the rest.
+/// A convolution: what it reads and writes, its shape, and where its kernel finds the rest.
 pub struct Conv {
     pub x: BufferId,
     pub out: BufferId,
+    pub bias: Option<WeightId>,
     state: StateId,
-    taps: usize,
-    silu: bool,
+    pub shape: ConvConstants,
     pub at: Convolution,
 }
 
@@ -157,24 +195,18 @@ pub fn no_state(op: &Op) -> Error {
 /// # Errors
 /// [`Error::Internal`] of another op.
 pub fn convolution(l: &Lowering, op: &Op) -> Result<Conv> {
-    let (x, weight, state, out, taps, silu) = match *op {
+    let (x, weight, bias, out) = match *op {
         Op::ShortConv {
             x,
             weight,
-            state,
+            bias,
             out,
-            taps,
-            silu,
-        } => (x, weight, state, out, taps, silu),
-        Op::GatedConv {
-            x,
-            weight,
-            state,
-            out,
-            taps,
-        } => (x, weight, state, out, taps, false),
+            ..
+        } => (x, weight, bias, out),
+        Op::GatedConv { x, weight, out, .. } => (x, weight, None, out),
         _ => return Err(no_state(op)),
     };
+    let (shape, state) = conv_constants(&l.plan, op).ok_or_else(|| no_state(op))?;
     let at = Convolution {
         weight: l.vector(Some(weight))?,
         state: l.at.states[state.0],
@@ -183,18 +215,61 @@ pub fn convolution(l: &Lowering, op: &Op) -> Result<Conv> {
     Ok(Conv {
         x,
         out,
+        bias,
         state,
-        taps,
-        silu,
+        shape,
         at,
     })
 }
 
-/// How many columns of a state a block takes.
+/// The shape of a convolution, and its state.
+pub fn conv_constants(plan: &Plan, op: &Op) -> Option<(ConvConstants, StateId)> {
+    let (out, state, taps, silu, bias, part, gates) = match *op {
+        Op::ShortConv {
+            out,
+            state,
+            taps,
+            silu,
+            bias,
+            part,
+            ..
+        } => (out, state, taps, silu, bias, part, false),
+        Op::GatedConv {
+            out, state, taps, ..
+        } => (out, state, taps, false, None, None, true),
+        _ => return None,
+    };
+    let channels = plan.buffer(out).width;
+    let whole = RowPart {
+        first: 0,
+        of: if gates { 3 * channels } else { channels },
+    };
+    let RowPart { first, of } = part.unwrap_or(whole);
+    let shape = ConvConstants {
+        channels,
+        taps,
+        silu: usize::from(silu),
+        gates: usize::from(gates),
+        has_bias: bias.is_some(),
+        row: of,
+        first,
+    };
+    Some((shape, state))
+}
+
+/// How many columns of a state a block takes of a step or round.
 pub fn columns(head_dim: usize) -> usize {
     match head_dim.is_multiple_of(COLUMNS) {
         true => COLUMNS,
         false => HEAD_MULTIPLE,
+    }
+}
+
+/// How many it takes of prompts.
+fn prompt_columns(head_dim: usize) -> usize {
+    match head_dim.is_multiple_of(PROMPT_COLUMNS) {
+        true => PROMPT_COLUMNS,
+        false => columns(head_dim),
     }
 }
 
@@ -240,8 +315,6 @@ pub fn delta_params(l: &Lowering, op: &Op, pass: &Pass) -> Result<DeltaNet> {
         slots: pass.inputs.slots,
         eps,
         n_slots: l.n_slots as u32,
-        first: blocks(pass).0,
-        unused: 0,
         conv: bytemuck::Zeroable::zeroed(),
     })
 }
@@ -259,26 +332,67 @@ fn delta_net(l: &Lowering, conv: Option<&Op>, op: &Op, pass: &Pass) -> Result<Sp
     else {
         return Err(no_state(op));
     };
-    let columns = columns(head_dim);
     let conv = conv.map(|conv| convolution(l, conv)).transpose()?;
     let mut params = delta_params(l, op, pass)?;
     if let Some(conv) = &conv {
         (params.qkv, params.conv) = (l.address(conv.x), conv.at);
     }
-    let variant = DeltaNetVariant {
-        n_head,
-        n_head_k,
-        grouped,
-        head_dim,
-        columns,
-        taps: conv.as_ref().map_or(1, |conv| conv.taps),
-        convolves: conv.is_some(),
-        root: (1.0 / (head_dim as f64).sqrt()) as f32,
+    let root = (1.0 / (head_dim as f64).sqrt()) as f32;
+    let mut spec = if pass.one_row_per_sequence() {
+        let columns = columns(head_dim);
+        let variant = DeltaNetVariant {
+            n_head,
+            n_head_k,
+            grouped,
+            head_dim,
+            columns,
+            taps: conv.as_ref().map_or(1, |conv| conv.shape.taps),
+            convolves: conv.is_some(),
+            root,
+        };
+        let grid = [(n_head * (head_dim / columns)) as u32, pass.rows as u32, 1];
+        Spec::new(
+            variant,
+            "delta_net",
+            grid,
+            (columns / 8 * 32) as u32,
+            &params,
+        )
+    } else {
+        let columns = prompt_columns(head_dim);
+        let variant = DeltaPromptVariant {
+            n_head,
+            n_head_k,
+            grouped,
+            head_dim,
+            columns,
+            root,
+        };
+        let (first, blocks) = blocks(pass);
+        let params = DeltaPrompt {
+            qkv: params.qkv,
+            alpha: params.alpha,
+            beta: params.beta,
+            a: params.a,
+            dt: params.dt,
+            state: params.state,
+            out: params.out,
+            positions: params.positions,
+            slots: params.slots,
+            eps: params.eps,
+            n_slots: params.n_slots,
+            first,
+            unused: 0,
+        };
+        let grid = [(n_head * (head_dim / columns)) as u32, blocks, 1];
+        Spec::new(
+            variant,
+            "delta_prompt",
+            grid,
+            (columns / 16 * 32 + PRODUCERS) as u32,
+            &params,
+        )
     };
-    let across = (n_head * (head_dim / columns)) as u32;
-    let threads = (columns / 8 * 32) as u32;
-    let grid = [across, blocks(pass).1, 1];
-    let mut spec = Spec::new(variant, "delta_net", grid, threads, &params);
     let before = if conv.is_some() { "conv " } else { "" };
     spec.label = format!("{before}delta_net {}", l.plan.states[state.0].name);
     Ok(spec)

@@ -4,8 +4,9 @@
 //! take a hundred times as much, and be written where the row is wrong too.
 
 use super::lowering::{Inputs, Lowering, Pass};
-use super::params::CONSTANTS;
-use super::recurrence::{self, columns};
+use super::mamba2;
+use super::params::{Commit, CONSTANTS};
+use super::recurrence::{self, columns, conv_constants, ConvConstants};
 use super::sample::RING_STEPS;
 use crate::backend::cuda::driver::source::{constants, shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
@@ -16,10 +17,12 @@ use crate::plan::{Op, Plan, StateId};
 shared! {
     /// conv_round.cu
     pub struct ConvVerify = "Verify" {
-        /// `[m][CHANNELS]` f32, with gates `[m][3][CHANNELS]`.
+        /// `[m][ROW]` f32.
         pub x: u64,
         /// `[CHANNELS][TAPS]` f32.
         pub weight: u64,
+        /// `[CHANNELS]` f32, or 0.
+        pub bias: u64,
         /// `[n_slots][TAPS - 1][CHANNELS]` f32.
         pub state: u64,
         /// `[m][CHANNELS]` f32, both.
@@ -48,14 +51,6 @@ shared! {
         pub m: u32, pub n_slots: u32, pub eps: f32, pub unused: u32,
     }
 
-    /// round.cuh
-    pub struct Commit = "Commit" {
-        /// `[layers]` of the addresses of a state and of what is kept of it.
-        pub places: u64,
-        /// `[m]` u32.
-        pub accepted: u64, pub positions: u64, pub slots: u64,
-    }
-
     /// accepted.cu
     pub struct Accepted = "Params" {
         /// `[RING_STEPS][max_rows]` u64 in host memory.
@@ -75,7 +70,7 @@ static ACCEPTED: Source = source!("accepted.cu", CONSTANTS, Accepted);
 constants! {
     /// conv_round.cu
     struct ConvVariant in CONV_ROUND {
-        channels: uint32_t, taps: uint32_t, silu: int, gates: int,
+        shape: ConvConstants,
     }
 
     /// delta_round.cu
@@ -93,7 +88,7 @@ constants! {
 /// Threads of a block of conv_round.cu.
 const THREADS: u32 = 256;
 
-/// Numbers of a state that a block of `delta_commit` takes.
+/// Numbers of a state of matrices that a block takes: matrix.cuh.
 const COMMIT_BLOCK: usize = 4096;
 
 /// A round that was drawn from.
@@ -118,26 +113,8 @@ struct Group {
 }
 
 fn conv_variant(plan: &Plan, op: &Op) -> Option<(ConvVariant, StateId)> {
-    let (out, state, taps, silu, gates) = match *op {
-        Op::ShortConv {
-            out,
-            state,
-            taps,
-            silu,
-            ..
-        } => (out, state, taps, silu, false),
-        Op::GatedConv {
-            out, state, taps, ..
-        } => (out, state, taps, false, true),
-        _ => return None,
-    };
-    let variant = ConvVariant {
-        channels: plan.buffer(out).width,
-        taps,
-        silu: usize::from(silu),
-        gates: usize::from(gates),
-    };
-    Some((variant, state))
+    let (shape, state) = conv_constants(plan, op)?;
+    Some((ConvVariant { shape }, state))
 }
 
 fn delta_variant(op: &Op) -> Option<(DeltaVariant, StateId)> {
@@ -170,12 +147,16 @@ fn groups(plan: &Plan) -> Vec<Group> {
     for op in &plan.ops {
         let (variant, entry, across, state): (Variant, _, _, _) =
             if let Some((variant, state)) = conv_variant(plan, op) {
-                let across = variant.channels.div_ceil(THREADS as usize);
+                let across = variant.shape.channels.div_ceil(THREADS as usize);
                 (variant.into(), "conv_commit", across, state)
             } else if let Some((variant, state)) = delta_variant(op) {
                 let blocks = (variant.head_dim * variant.head_dim).div_ceil(COMMIT_BLOCK);
                 let across = variant.n_head * blocks;
                 (variant.into(), "delta_commit", across, state)
+            } else if let Op::Mamba2(op) = op {
+                let blocks = (op.d_state * op.head_dim).div_ceil(COMMIT_BLOCK);
+                let variant = mamba2::round_variant(op);
+                (variant, "mamba2_commit", op.n_head * blocks, op.state)
             } else {
                 continue;
             };
@@ -205,12 +186,16 @@ pub fn verify(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
     let rows = pass.rows as u32;
     let (positions, slots) = (pass.inputs.positions, pass.inputs.slots);
     let n_slots = l.n_slots as u32;
+    if let Op::Mamba2(op) = op {
+        return mamba2::verify(l, op, pass);
+    }
     let Some((variant, state)) = delta_variant(op) else {
         let conv = recurrence::convolution(l, op)?;
         let (variant, state) = conv_variant(&l.plan, op).ok_or_else(|| recurrence::no_state(op))?;
         let params = ConvVerify {
             x: l.address(conv.x),
             weight: conv.at.weight,
+            bias: l.vector(conv.bias)?,
             state: conv.at.state,
             inputs: l.at.rounds.kept[state.0],
             out: l.address(conv.out),
@@ -219,7 +204,7 @@ pub fn verify(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
             n_slots,
             unused: 0,
         };
-        let across = (variant.channels as u32).div_ceil(THREADS);
+        let across = (variant.shape.channels as u32).div_ceil(THREADS);
         let mut spec = Spec::new(variant, "conv_verify", [across, rows, 1], THREADS, &params);
         spec.label = format!("conv_verify {}", l.plan.states[state.0].name);
         return Ok(spec);
@@ -348,5 +333,17 @@ mod tests {
         }
         let without = lowering("sm_90", superblocks(), "I16", true);
         assert!(commits(&without, &drawn).is_empty());
+        // A scan keeps of each head B, u and g.
+        let plan = s::plan(vec![s::mamba2(x, rule)]);
+        assert_eq!(plan.kept_widths(), [0, 2 * (16 + 16 + 1)]);
+        l = with(l, plan);
+        l.at.states.truncate(2);
+        let list = commits(&l, &drawn);
+        assert_eq!(entries(&list), ["accepted", "mamba2_commit"]);
+        assert_eq!(list[1].grid, [2, 6, 1]);
+        for (path, entry) in [(Path::Round, "mamba2_verify"), (Path::Decode, "mamba2")] {
+            let pass = Pass { path, ..step(6) };
+            assert_eq!(entries(&specs(&l, &pass).unwrap()), [entry]);
+        }
     }
 }

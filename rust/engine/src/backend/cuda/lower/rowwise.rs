@@ -83,8 +83,10 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
 /// What an op moves, and computes where it is a recurrence: of each number of a state its decay, and
 /// multiplications and additions for what the key finds, for the update and for what the query finds.
 fn traffic(l: &Lowering, op: &Op, pass: &Pass) -> Traffic {
-    let operations = match op {
+    let operations = match *op {
         Op::DeltaNet { state, .. } => 7 * pass.rows * l.plan.states[state.0].width,
+        // Here the key finds nothing.
+        Op::Mamba2(ref op) => 5 * pass.rows * l.plan.states[op.state.0].width,
         _ => 0,
     };
     Traffic {
@@ -238,6 +240,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
                 positions: match row {
                     TableRow::First => 0,
                     TableRow::Position => pass.inputs.positions,
+                    TableRow::Type => pass.inputs.types,
                 },
                 n,
                 width: width as u32,
@@ -263,6 +266,11 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
             let n = l.elements(x, pass);
             let params = Gelu { x: l.address(x), n };
             Spec::new(elementwise(), "gelu", grid(n), THREADS, &params)
+        }
+        Op::ReluSquared { x } => {
+            let n = l.elements(x, pass);
+            let params = Gelu { x: l.address(x), n };
+            Spec::new(elementwise(), "relu_squared", grid(n), THREADS, &params)
         }
         Op::Scale { x, factor } => {
             let n = l.elements(x, pass);
@@ -338,10 +346,12 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
         }
         Op::Join { x, y, out, of, .. } => heads::join(l, [x, y, out], of, pass),
         Op::RouteAll { out } => heads::route_all(l, out, pass),
-        Op::ShortConv { .. } | Op::GatedConv { .. } | Op::DeltaNet { .. } => match pass.path {
-            Path::Round => rounds::verify(l, op, pass)?,
-            Path::Decode | Path::Guess | Path::Prefill { .. } => recurrence::spec(l, op, pass)?,
-        },
+        Op::ShortConv { .. } | Op::GatedConv { .. } | Op::DeltaNet { .. } | Op::Mamba2(_) => {
+            match pass.path {
+                Path::Round => rounds::verify(l, op, pass)?,
+                Path::Decode | Path::Guess | Path::Prefill { .. } => recurrence::spec(l, op, pass)?,
+            }
+        }
         // Without a row to pick, and where every row is one, the next op reads `x` itself.
         Op::SelectRows { .. } if pass.out == 0 || pass.all => return Ok(None),
         Op::SelectRows { x, out } => {

@@ -44,6 +44,8 @@ numbers! {
         /// Tiles of a block up to which a product is light: it begins, and asks for all that it reads, beside
         /// any predecessor. Its warps, and what it takes.
         light_tiles, light_warps, shared_light,
+        /// Rows up to which products by experts take each by itself.
+        expert_rows,
     }
 
     /// matvec_floats.cu

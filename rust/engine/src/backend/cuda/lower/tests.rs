@@ -169,6 +169,8 @@ fn inputs() -> Inputs {
         tokens: 1 << 20,
         positions: 2 << 20,
         ends: 0,
+        spans: 0,
+        types: 0,
         slots: 3 << 20,
         out_rows: 4 << 20,
         state_slots: 5 << 20,

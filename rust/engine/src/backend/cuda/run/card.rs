@@ -210,7 +210,7 @@ impl Card {
             ..Addresses::default()
         };
         weights.place(&mut at);
-        let rows = RowBuffers::new(context, max_rows, plan.looks_ahead())?;
+        let rows = RowBuffers::new(context, max_rows, Some(&plan))?;
         let mut lowerings = fused.into_iter().map(|(fused, plan)| Lowering {
             plan,
             fused,

@@ -66,7 +66,7 @@ impl Decoder {
             n_ctx: options.n_ctx,
             max_rows: max_out,
         };
-        let rows = RowBuffers::new(context, max_out, false)?;
+        let rows = RowBuffers::new(context, max_out, None)?;
         // Every logit row is wanted, in order.
         let in_order: Vec<u32> = (0..max_out as u32).collect();
         rows.out_rows.write(0, &in_order, &card.stream)?;

@@ -13,6 +13,7 @@ use crate::backend::cuda::lower::lowering::{Pass, Path};
 use crate::backend::parts::{check_tokens, passes, take, Part, Rest};
 use crate::backend::{LogitsPath, TextPart, ROUND_ROWS};
 use crate::error::{Error, Result};
+use crate::plan::{Op, Plan};
 
 /// Rows of the largest chunk where the caller names none: large enough that a chunk's products are
 /// bound by arithmetic, and an 8B model's rows then take 0.2 GiB. Eight times as many would take
@@ -36,6 +37,17 @@ const STEP_ROWS: [usize; 5] = [8, 32, 64, 128, 256];
 
 /// Rows of one pass where all give logits, which take much memory.
 pub const LOGIT_ROWS: usize = ROUND_ROWS;
+
+/// Rows of a pass over a prompt of a model with experts: so many that each expert has some.
+const EXPERTS_CHUNK: usize = 2048;
+
+/// Rows of a pass over a prompt of `plan` where nobody says how many.
+pub fn chunk_of(plan: &Plan) -> usize {
+    match plan.ops.iter().any(|op| matches!(op, Op::Route { .. })) {
+        true => EXPERTS_CHUNK,
+        false => DEFAULT_CHUNK,
+    }
+}
 
 /// Checks the option `prefill_chunk`.
 ///
@@ -141,7 +153,7 @@ impl Chunks {
             let mut all = Rows::default();
             for (_, piece) in &pass {
                 check_tokens(piece.tokens, decoder.n_vocab())?;
-                all.push(piece.slot, piece.tokens, piece.start, 0);
+                all.push_text(piece);
             }
             let (_, rows) = next_chunk(all.len(), self.most);
             all.pad(rows);
@@ -339,6 +351,20 @@ fn set_rows(
 mod tests {
     use super::super::cache::MOST_LISTS;
     use super::*;
+    use crate::plan::sketch as s;
+
+    #[test]
+    fn passes_are_larger_where_rows_choose_experts() {
+        let [acts, routes, downs] = ["acts", "routes", "downs"].map(s::id);
+        let of = |choice: Op| {
+            let weight = s::weight_id("of_downs");
+            let by = s::by_experts(acts, None, routes, weight, downs);
+            chunk_of(&s::plan(vec![choice, by]))
+        };
+        let chosen = of(s::route(s::id("router"), routes));
+        let all = of(Op::RouteAll { out: routes });
+        assert_eq!([chosen, all], [EXPERTS_CHUNK, DEFAULT_CHUNK]);
+    }
 
     #[test]
     fn chunks_are_few_sizes_and_mostly_live() {

@@ -120,6 +120,9 @@ impl Runner for CudaRunner {
         let (rows, stream) = (&self.card.rows, &self.card.stream);
         rows.tokens.write(0, batch.tokens, stream)?;
         rows.write_places(batch.slots, batch.positions, stream)?;
+        let mut types = batch.types.to_vec();
+        types.resize(batch.tokens.len(), 0);
+        rows.write_types(&types, stream)?;
         rows.out_rows.write(0, batch.out_rows, stream)?;
         let key = self.prepare(batch.tokens.len(), batch.out_rows.len())?;
         self.lists.run(key, &self.card.stream)?;
