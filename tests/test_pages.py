@@ -372,8 +372,8 @@ def test_the_tables_of_one_float16_are_the_record() -> None:
 
 #: What a row of the README's table is in a record of the H200.
 HEADLINES = {
-    "1B alone": ("steps", "1B", "step behind 0"),
-    "8B alone": ("steps", "8B", "step behind 0"),
+    "1B alone": ("batch", "1B", "step behind 0"),
+    "8B alone": ("batch", "8B", "step behind 0"),
     "8B alone, at depth 32,768": ("depth", "8B", "step behind 32768"),
     "8B, 8 sequences together": ("batch", "8B", "8 sequences"),
     "8B, 64 sequences together": ("batch", "8B", "64 sequences"),
