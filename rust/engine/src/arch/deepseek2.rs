@@ -83,14 +83,16 @@ fn latent(b: &mut Builder<'_>) -> Result<Latent> {
             expected: "the width of the row that keys and values are made of".into(),
         });
     };
-    for (is_other, key, expected) in [
-        (c.temperature.is_some(), "attention.temperature_scale", "0"),
-        (c.n_head_kv != 1, "attention.head_count_kv", "1"),
+    let temperature = c.temperature.map(|of| of.scale.to_string());
+    let heads = Some(c.n_head_kv).filter(|n| *n != 1);
+    for (value, key, expected) in [
+        (temperature, "attention.temperature_scale", "0"),
+        (heads.map(|n| n.to_string()), "attention.head_count_kv", "1"),
     ] {
-        if is_other {
+        if let Some(value) = value {
             return Err(Error::Metadata {
                 key: format!("{}.{key}", c.arch),
-                value: "another".into(),
+                value,
                 expected: format!("{expected}: others are not supported in this architecture"),
             });
         }
