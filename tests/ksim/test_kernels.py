@@ -417,21 +417,26 @@ def test_whether_a_barriers_phase_has_ended_is_told_without_a_wait(card: Card) -
     assert out.read(np.uint32).tolist() == [0, 43, 0]
 
 
-def test_ldmatrix(card: Card) -> None:
-    kernel = card.kernel("""
+@pytest.mark.parametrize("load", ["ldmatrix_x4", "ldmatrix_x4_trans"])
+def test_ldmatrix(card: Card, load: str) -> None:
+    kernel = card.kernel(
+        """
     struct P { uint32_t* out; };
     KERNEL(k, P) {
         alignas(16) SHARED uint16_t m[32][8];
         for (int i = 0; i < 8; i++) m[threadIdx.x][i] = threadIdx.x * 8 + i;
         __syncwarp();
         uint32_t d[4];
-        ldmatrix_x4(d, m[threadIdx.x]);
+        LOAD(d, m[threadIdx.x]);
         for (int i = 0; i < 4; i++) p.out[threadIdx.x * 4 + i] = d[i];
-    }""")
+    }""".replace("LOAD", load)
+    )
     out = card.alloc(4 * 4 * 32)
     card.launch(kernel, 1, 32, params(out=out))
     got = out.read(np.uint16).reshape(32, 4, 2)
     matrix = np.arange(256).reshape(4, 8, 8)
+    if load.endswith("trans"):
+        matrix = matrix.transpose(0, 2, 1)
     for lane in range(32):
         g, t = lane // 4, lane % 4
         assert (got[lane] == matrix[:, g, 2 * t : 2 * t + 2]).all()

@@ -85,6 +85,8 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
     }
     ldmatrix_x4(a, s + (threadIdx.x % 32) * 16);
     d[1] += a[1];
+    ldmatrix_x4_trans(a, s + (threadIdx.x % 32) * 16);
+    d[1] += a[2];
     delay_block();
     linger(PLACING_NS + sm_id());
     if (atomic_inc_acq_rel_wrap(p.w, gridDim.x - 1) == gridDim.x - 1) {
