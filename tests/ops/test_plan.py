@@ -16,7 +16,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("embed", {"weight": 9, "out": 0}, "weight 9 does not exist"),
     ("embed", {"weight": 0, "out": 2}, FIT),
     ("rms_norm", {"x": 0, "weight": 1, "out": 0, "group": 0, "eps": 1e-5}, FIT),
-    ("rms_norm", {"x": 0, "weight": 1, "out": 0, "group": 32, "eps": 1e-5}, FIT),
+    # A weight is as wide as a group or as the row.
+    ("rms_norm", {"x": 0, "weight": 2, "out": 0, "group": 16, "eps": 1e-5}, FIT),
     ("rms_norm", {"x": 0, "weight": 1, "out": 2, "group": 64, "eps": 1e-5}, FIT),
     ("rms_norm", {"x": 0, "weight": 0, "out": 0, "group": 64, "eps": 1e-5}, FIT),
     ("mat_vec", {"x": 2, "weight": 0, "bias": None, "out": 0}, FIT),
