@@ -104,8 +104,9 @@ def test_agrees_with_llama_cpp(name: str, mix: str, tmp_path: Path) -> None:
     # With halves it rounds what they multiply to halves too. Experts and states together make up to
     # 0.13 of that; of a pass that rounds as it does, it is within 0.02 there.
     far = 0.3 if mix == "F16" and shape.delta and shape.n_expert else 0.1
-    # Of 2 layers up to 0.02, of 27 up to 0.13, and with halves up to 0.34.
-    far = {"F32": 0.3, "F16": 0.6}[mix] if is_deep else far
+    # Of 2 layers up to 0.02, of 27 up to 0.13, and with halves up to 0.34 on one machine: 27 layers
+    # carry each rounding on, so that of another processor may be further.
+    far = {"F32": 0.3, "F16": 1.0}[mix] if is_deep else far
     for row, top in found:
         for token, logprob in top.items():
             assert logprob == pytest.approx(exact[row][token], abs=far)
