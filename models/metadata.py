@@ -87,24 +87,14 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
     if mix in mixes.FILE_TYPES:
         out["general.file_type"] = gguf_io.u32(mixes.FILE_TYPES[mix])
     if delta := shape.delta:
+        out |= _states(a, delta, "head_dim", "k_heads", "v_heads")
         out |= {
-            f"{a}.ssm.conv_kernel": gguf_io.u32(delta["conv"]),
-            f"{a}.ssm.state_size": gguf_io.u32(delta["head_dim"]),
-            f"{a}.ssm.group_count": gguf_io.u32(delta["k_heads"]),
-            f"{a}.ssm.time_step_rank": gguf_io.u32(delta["v_heads"]),
-            f"{a}.ssm.inner_size": gguf_io.u32(delta["v_heads"] * delta["head_dim"]),
             f"{a}.full_attention_interval": gguf_io.u32(delta["interval"]),
             # Sections of the rotation, in pairs; text turns all of them alike.
             f"{a}.rope.dimension_sections": gguf_io.i32s(_sections(shape)),
         }
     if mamba2 := shape.mamba2:
-        out |= {
-            f"{a}.ssm.conv_kernel": gguf_io.u32(mamba2["conv"]),
-            f"{a}.ssm.state_size": gguf_io.u32(mamba2["d_state"]),
-            f"{a}.ssm.group_count": gguf_io.u32(mamba2["n_group"]),
-            f"{a}.ssm.time_step_rank": gguf_io.u32(mamba2["n_head"]),
-            f"{a}.ssm.inner_size": gguf_io.u32(mamba2["n_head"] * mamba2["head_dim"]),
-        }
+        out |= _states(a, mamba2, "d_state", "n_group", "n_head")
     if shape.n_latent:
         out[f"{a}.moe_latent_size"] = gguf_io.u32(shape.n_latent)
     if a == "granitehybrid":
@@ -169,6 +159,18 @@ def _latent(shape: Shape) -> dict[str, bytes]:
     if shape.groups:
         out["expert_group_count"], out["expert_group_used_count"] = shape.groups
     return {f"{shape.arch}.{key}": gguf_io.u32(value) for key, value in out.items()}
+
+
+def _states(arch: str, of: dict[str, int], size: str, groups: str, heads: str) -> dict[str, bytes]:
+    """Of recurrent layers, by what their shape calls each."""
+    out = {
+        "conv_kernel": of["conv"],
+        "state_size": of[size],
+        "group_count": of[groups],
+        "time_step_rank": of[heads],
+        "inner_size": of[heads] * of["head_dim"],
+    }
+    return {f"{arch}.ssm.{key}": gguf_io.u32(value) for key, value in out.items()}
 
 
 def _sections(shape: Shape) -> list[int]:

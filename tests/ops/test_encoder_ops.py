@@ -138,6 +138,15 @@ def test_a_row_of_a_table_is_added(backend: Backend) -> None:
     assert np.isnan(run["x"][4]).all()
 
 
+def together(run: Run, texts: list[dict[str, Floats]], lengths: list[int]) -> Floats:
+    """What texts side by side give in one pass."""
+    return run(
+        {name: np.concatenate([rows[name] for rows in texts]) for name in "qkv"},
+        positions=[p for n in lengths for p in range(n)],
+        slots=[slot for slot, n in enumerate(lengths) for _ in range(n)],
+    )["out"]
+
+
 @pytest.mark.one_shape
 @over_backends
 @pytest.mark.parametrize("kv_type", ["I16", "Q8_0"])
@@ -152,12 +161,7 @@ def test_rows_see_all_of_their_text_and_nothing_else(backend: Backend, kv_type: 
         seen = [{**rows, "q": np.repeat(rows["q"][r : r + 1], n, axis=0)} for r in range(n)]
         wanted.append(np.concatenate([shape.exact(each, range(n - 1, n)) for each in seen]))
     run = shape.run(backend, 70, n_slots=4)
-    together = {name: np.concatenate([rows[name] for rows in texts]) for name in "qkv"}
-    found = run(
-        together,
-        positions=[p for n in lengths for p in range(n)],
-        slots=[slot for slot, n in enumerate(lengths) for _ in range(n)],
-    )["out"]
+    found = together(run, texts, lengths)
     assert_same(found, np.concatenate(wanted))
     for slot, (rows, n, its) in enumerate(zip(texts, lengths, wanted, strict=True)):
         alone = run(rows, positions=range(n), slots=[slot] * n)["out"]
@@ -181,12 +185,7 @@ def test_rows_see_a_window_around_them(backend: Backend, window: int) -> None:
             row = {**rows, "q": np.repeat(rows["q"][r : r + 1], n, axis=0)}
             wanted.append(seen.exact(row, range(last, last + 1)))
     run = shape.run(backend, 100, n_slots=3)
-    together = {name: np.concatenate([rows[name] for rows in texts]) for name in "qkv"}
-    found = run(
-        together,
-        positions=[p for n in lengths for p in range(n)],
-        slots=[slot for slot, n in enumerate(lengths) for _ in range(n)],
-    )["out"]
+    found = together(run, texts, lengths)
     assert_same(found, np.concatenate(wanted))
 
 

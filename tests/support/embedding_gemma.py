@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 from onegraph import _native
 
-from support.encoders import POOLING, Doubles
+from support.encoders import POOLING, Doubles, attended, pooled, rotated, weights_of
 from support.oracles import NORMAL, sentencepiece
 
 
@@ -122,11 +122,7 @@ class EmbeddingGemma:
 
     def __init__(self, path: Path) -> None:
         reader = gguf.GGUFReader(path)
-        self._weights: dict[str, Doubles] = {}
-        for tensor in reader.tensors:
-            flat = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-            dims = tuple(int(d) for d in reversed(tensor.shape))
-            self._weights[tensor.name] = np.asarray(flat, np.float64).reshape(dims)
+        self._weights = weights_of(reader)
         key = lambda name: reader.fields[f"gemma-embedding.{name}"].contents()  # noqa: E731
         self.n_layer = int(key("block_count"))
         self.n_head = int(key("attention.head_count"))
@@ -155,13 +151,12 @@ class EmbeddingGemma:
 
     def vector(self, ids: list[int], pooling: str, dimensions: int | None = None) -> Doubles:
         """The text's vector, of length 1."""
-        states = self.states(ids)
-        pooled = {"cls": states[0], "last": states[-1], "mean": states.mean(axis=0)}[pooling]
+        vector = pooled(self.states(ids), pooling)
         for name in ("dense_2", "dense_3"):
             if f"{name}.weight" in self._weights:
-                pooled = self._linear(pooled, name)
-        pooled = pooled[:dimensions]
-        return pooled / np.linalg.norm(pooled)
+                vector = self._linear(vector, name)
+        vector = vector[:dimensions]
+        return vector / np.linalg.norm(vector)
 
     def _attention(self, x: Doubles, at: str, sees_all: bool) -> Doubles:
         q, k, v = (self._linear(x, f"{at}.attn_{part}") for part in "qkv")
@@ -170,25 +165,12 @@ class EmbeddingGemma:
             for row, n in ((q, self.n_head), (k, self.n_head_kv), (v, self.n_head_kv))
         )
         base = self.base if sees_all else 10_000.0
-        q = self._rotated(self._norm(q, f"{at}.attn_q_norm"), base)
-        k = self._rotated(self._norm(k, f"{at}.attn_k_norm"), base)
+        q = rotated(self._norm(q, f"{at}.attn_q_norm"), base)
+        k = rotated(self._norm(k, f"{at}.attn_k_norm"), base)
         shared = self.n_head // self.n_head_kv
         k, v = (np.repeat(rows, shared, axis=0) for rows in (k, v))
-        scores = q @ k.swapaxes(1, 2) / math.sqrt(q.shape[2])
-        if not sees_all:
-            at_row = np.arange(len(x))
-            scores[:, np.abs(at_row[:, None] - at_row) > self.half] = -np.inf
-        shares = np.exp(scores - scores.max(axis=2, keepdims=True))
-        shares /= shares.sum(axis=2, keepdims=True)
-        out = (shares @ v).swapaxes(0, 1).reshape(len(x), -1)
+        out = attended(q, k, v, None if sees_all else self.half)
         return self._linear(out, f"{at}.attn_output")
-
-    @staticmethod
-    def _rotated(x: Doubles, base: float) -> Doubles:
-        half = x.shape[2] // 2
-        angles = np.arange(x.shape[1])[:, None] * base ** (-np.arange(half) / half)
-        cos, sin, (u, v) = np.cos(angles), np.sin(angles), np.split(x, 2, axis=2)
-        return np.concatenate([u * cos - v * sin, u * sin + v * cos], axis=2)
 
     def _linear(self, x: Doubles, name: str) -> Doubles:
         return x @ self._weights[f"{name}.weight"].T

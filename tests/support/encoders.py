@@ -192,17 +192,48 @@ def write(
     return path
 
 
+def weights_of(reader: gguf.GGUFReader) -> dict[str, Doubles]:
+    """A file's tensors, by name."""
+    weights = {}
+    for tensor in reader.tensors:
+        flat = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        dims = tuple(int(d) for d in reversed(tensor.shape))
+        weights[tensor.name] = np.asarray(flat, np.float64).reshape(dims)
+    return weights
+
+
+def rotated(x: Doubles, base: float) -> Doubles:
+    """Heads `[heads, rows, head_dim]`, each row turned by its place, in halves."""
+    half = x.shape[2] // 2
+    angles = np.arange(x.shape[1])[:, None] * base ** (-np.arange(half) / half)
+    cos, sin, (u, v) = np.cos(angles), np.sin(angles), np.split(x, 2, axis=2)
+    return np.concatenate([u * cos - v * sin, u * sin + v * cos], axis=2)
+
+
+def attended(q: Doubles, k: Doubles, v: Doubles, half: int | None = None) -> Doubles:
+    """What rows find, of `[heads, rows, head_dim]` each: `[rows, heads * head_dim]`; with `half`,
+    of no row further away."""
+    scores = q @ k.swapaxes(1, 2) / math.sqrt(q.shape[2])
+    if half is not None:
+        row = np.arange(q.shape[1])
+        scores[:, np.abs(row[:, None] - row) > half] = -np.inf
+    shares = np.exp(scores - scores.max(axis=2, keepdims=True))
+    shares /= shares.sum(axis=2, keepdims=True)
+    return (shares @ v).swapaxes(0, 1).reshape(q.shape[1], -1)
+
+
+def pooled(states: Doubles, pooling: str) -> Doubles:
+    """One vector of a text's states."""
+    return {"cls": states[0], "last": states[-1], "mean": states.mean(axis=0)}[pooling]
+
+
 class Encoder:
     """A file opened for an exact pass, in float64 (https://arxiv.org/abs/1810.04805), of Nomic's
     too (https://arxiv.org/abs/2402.01613)."""
 
     def __init__(self, path: Path) -> None:
         reader = gguf.GGUFReader(path)
-        self._weights: dict[str, Doubles] = {}
-        for tensor in reader.tensors:
-            flat = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-            dims = tuple(int(d) for d in reversed(tensor.shape))
-            self._weights[tensor.name] = np.asarray(flat, np.float64).reshape(dims)
+        self._weights = weights_of(reader)
         arch = reader.fields["general.architecture"].contents()
         key = lambda name: reader.fields[f"{arch}.{name}"].contents()  # noqa: E731
         self.rope_base = float(key("rope.freq_base")) if arch != "bert" else None
@@ -252,8 +283,8 @@ class Encoder:
     def vector(self, ids: list[int], pooling: str) -> Doubles:
         """The text's vector, of length 1."""
         states = self.states(ids)
-        pooled = {"cls": states[0], "last": states[-1], "mean": states.mean(axis=0)}[pooling]
-        return pooled / np.linalg.norm(pooled)
+        vector = pooled(states, pooling)
+        return vector / np.linalg.norm(vector)
 
     def score(self, ids: list[int], second: int | None = None) -> float:
         """A reranker's, of a query and a document."""
@@ -267,19 +298,8 @@ class Encoder:
             rows = np.split(self._linear(x, f"{at}.attn_qkv"), 3, axis=1)
         q, k, v = (row.reshape(len(x), self.n_head, -1).swapaxes(0, 1) for row in rows)
         if self.rope_base is not None:
-            q, k = self._rotated(q, self.rope_base), self._rotated(k, self.rope_base)
-        scores = q @ k.swapaxes(1, 2) / math.sqrt(q.shape[2])
-        shares = np.exp(scores - scores.max(axis=2, keepdims=True))
-        shares /= shares.sum(axis=2, keepdims=True)
-        out = (shares @ v).swapaxes(0, 1).reshape(len(x), -1)
-        return self._linear(out, f"{at}.attn_output")
-
-    @staticmethod
-    def _rotated(x: Doubles, base: float) -> Doubles:
-        half = x.shape[2] // 2
-        angles = np.arange(x.shape[1])[:, None] * base ** (-np.arange(half) / half)
-        cos, sin, (u, v) = np.cos(angles), np.sin(angles), np.split(x, 2, axis=2)
-        return np.concatenate([u * cos - v * sin, u * sin + v * cos], axis=2)
+            q, k = rotated(q, self.rope_base), rotated(k, self.rope_base)
+        return self._linear(attended(q, k, v), f"{at}.attn_output")
 
     def _linear(self, x: Doubles, name: str) -> Doubles:
         return x @ self._weights[f"{name}.weight"].T + self._weights.get(f"{name}.bias", 0.0)
