@@ -281,7 +281,8 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
     }
 
     const uint64_t head_row = static_cast<uint64_t>(m) * N_HEAD + head * GROUP + first_head;
-    const uint64_t row = head_row * HEAD_DIM, out_row = head_row * VALUE_DIM;
+    // Written so that two registers are one where values are as wide as keys.
+    const uint64_t row = head_row * HEAD_DIM, out_row = STORED == 2 ? row : head_row * VALUE_DIM;
     const bool has_newest = stores && end_token_block == token_blocks && position < p.kv.n_ctx;
     if (stores && end_token_block == token_blocks && !has_newest && threadIdx.x == 0) {
         kv_refuse(p.kv, slot, position);
