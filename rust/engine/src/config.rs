@@ -6,6 +6,7 @@
 mod delta;
 mod latent;
 mod mamba2;
+mod streams;
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -18,6 +19,7 @@ use crate::quant::QuantType;
 pub use delta::DeltaConfig;
 pub use latent::{ExpertGroups, LatentConfig};
 pub use mamba2::Mamba2Config;
+pub use streams::{NgramConfig, StreamsConfig};
 
 /// Most experts of a layer: more than any published model has, and few enough that a warp chooses
 /// among them.
@@ -230,6 +232,8 @@ pub struct Config {
     pub delta: Option<DeltaConfig>,
     pub latent: Option<LatentConfig>,
     pub mamba2: Option<Mamba2Config>,
+    pub streams: Option<StreamsConfig>,
+    pub ngrams: Option<NgramConfig>,
     /// Tokens that a short convolution sees.
     pub conv_taps: Option<usize>,
     /// The base in layers with a window, where they have one of their own.
@@ -588,6 +592,8 @@ impl Config {
             delta: Self::delta(&keys, n_layer)?,
             latent,
             mamba2: Self::mamba2(&keys)?,
+            streams: Self::streams(&keys)?,
+            ngrams: Self::ngrams(&keys, n_layer)?,
             conv_taps,
             rope_base_window: keys.float("rope.freq_base_swa", bases)?,
             rope_finetuned: gguf.get_bool(&finetuned)?.unwrap_or(true),

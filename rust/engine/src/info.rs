@@ -255,7 +255,7 @@ impl ModelInfo {
             .filter(|t| !used.contains(t.name.as_str()))
             .map(|t| printable(&t.name, 80))
             .collect();
-        let n_ctx = options.context(config.n_ctx_train)?;
+        let n_ctx = options.context_of(&config)?;
         let runner = engine::runner(options, &plan, n_ctx)?;
         let pages = KvPages::new(&plan, &runner)?;
         info.decode = Some(DecodeInfo {
@@ -505,7 +505,7 @@ fn per_token(
     for op in plan.ops.iter().map(Op::signature) {
         for used in &op.weights {
             match used.role {
-                Role::Lookup => {
+                Role::Lookup | Role::Hashed { .. } => {
                     looked_up.insert(used.id);
                 }
                 Role::Matrix => {

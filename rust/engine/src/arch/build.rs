@@ -2,8 +2,10 @@
 //! decoder-only transformers share. A page of this folder puts them in the order of its model.
 
 mod experts;
+mod streams;
 
 pub use experts::{Choice, Router};
+pub use streams::Streamed;
 
 use crate::config::{Config, RopeScaling};
 use crate::error::{Error, Result};
@@ -86,10 +88,15 @@ impl<'a> Builder<'a> {
 
     /// A buffer of a row for each of the batch, by its name and width: layers in turn share it.
     pub fn buffer(&mut self, name: &str, width: usize) -> BufferId {
-        let alike = |b: &Buffer| b.name == name && b.width == width && b.rows == Rows::Batch;
+        self.buffer_over(name, width, Rows::Batch)
+    }
+
+    /// The same of other rows.
+    fn buffer_over(&mut self, name: &str, width: usize, rows: Rows) -> BufferId {
+        let alike = |b: &Buffer| b.name == name && b.width == width && b.rows == rows;
         match self.plan.buffers.iter().position(alike) {
             Some(at) => BufferId(at),
-            None => self.plan.add_buffer(name, width, Rows::Batch),
+            None => self.plan.add_buffer(name, width, rows),
         }
     }
 
@@ -555,7 +562,7 @@ impl<'a> Builder<'a> {
     }
 
     /// The norm of rows before a block of a layer, where it has one.
-    fn norm_before(&mut self, layer: usize, name: Option<&str>) -> Result<Option<Norm>> {
+    pub fn norm_before(&mut self, layer: usize, name: Option<&str>) -> Result<Option<Norm>> {
         let n_embd = self.config.n_embd;
         name.map(|name| self.norm(&format!("blk.{layer}.{name}.weight"), n_embd))
             .transpose()

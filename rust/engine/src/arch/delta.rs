@@ -13,6 +13,10 @@ pub struct Mixer<'a> {
     grouped: bool,
     /// Angles of the layers that attend.
     table: usize,
+    /// The norm of what a layer reads, where it has one.
+    norm: Option<&'static str>,
+    /// What a gate lets through of the rule's heads.
+    let_through: fn([BufferId; 3]) -> Op,
 }
 
 impl<'a> Mixer<'a> {
@@ -33,17 +37,33 @@ impl<'a> Mixer<'a> {
             delta,
             grouped,
             table,
+            norm: Some("attn_norm"),
+            let_through: |[gate, up, out]| Op::SwiGlu { gate, up, out },
         })
+    }
+
+    /// The same where what a layer reads needs no norm, and the gate of the rule is logistic.
+    pub fn between_streams(self) -> Self {
+        Self {
+            norm: None,
+            let_through: |[gate, x, out]| Op::SigmoidMul { x, gate, out },
+            ..self
+        }
     }
 
     /// Adds to `x` what its layer makes of it, by the rule or by attention.
     pub fn add(&self, b: &mut Builder<'_>, layer: usize, x: BufferId) -> Result<()> {
-        let out = match self.delta.is_recurrent.get(layer) {
-            Some(true) => self.recurrent(b, layer, x)?,
-            _ => self.attention(b, layer, x)?,
-        };
+        let out = self.mix(b, layer, x)?;
         b.add(out, x);
         Ok(())
+    }
+
+    /// What a layer makes of `x`.
+    pub fn mix(&self, b: &mut Builder<'_>, layer: usize, x: BufferId) -> Result<BufferId> {
+        match self.delta.is_recurrent.get(layer) {
+            Some(true) => self.recurrent(b, layer, x),
+            _ => self.attention(b, layer, x),
+        }
     }
 
     /// Attention of queries that came with a gate each, normalized and rotated; its output times the
@@ -52,7 +72,7 @@ impl<'a> Mixer<'a> {
         let c = b.config;
         let n_q = c.n_head * c.head_dim;
         // A head of queries and its gate, head by head.
-        let both = b.heads(layer, x, 2 * c.n_head, b.kv())?;
+        let both = b.heads_under(layer, self.norm, x, 2 * c.n_head, b.kv())?;
         let (q, gate) = (b.buffer("queries", n_q), b.buffer("q_gates", n_q));
         for (out, first) in [(q, 0), (gate, c.head_dim)] {
             b.push(Op::Slice {
@@ -75,7 +95,7 @@ impl<'a> Mixer<'a> {
     }
 
     /// The gated delta rule over a short convolution of queries, keys and values; its heads,
-    /// normalized, times `silu(z)`.
+    /// normalized, through a gate that `z` makes.
     fn recurrent(&self, b: &mut Builder<'_>, layer: usize, x: BufferId) -> Result<BufferId> {
         let DeltaConfig {
             conv_kernel: taps,
@@ -90,7 +110,7 @@ impl<'a> Mixer<'a> {
         let (mixed, qkv) = (b.buffer("mixed", channels), b.buffer("qkv", channels));
         let (z, heads) = (b.buffer("z", n_v), b.buffer("rule", n_v));
         let (alpha, beta) = (b.buffer("alpha", n_head_v), b.buffer("beta", n_head_v));
-        let norm = Some(b.norm(&format!("blk.{layer}.attn_norm.weight"), n_embd)?);
+        let norm = b.norm_before(layer, self.norm)?;
         b.product(x, norm, layer, "attn_qkv", &[n_embd, channels], mixed)?;
         b.product(x, norm, layer, "attn_gate", &[n_embd, n_v], z)?;
         if self.grouped {
@@ -121,6 +141,7 @@ impl<'a> Mixer<'a> {
             taps,
             silu: true,
             part: None,
+            dilation: 1,
         });
         let a = b.weight(&format!("blk.{layer}.ssm_a"), &[n_head_v])?;
         let dt = b.weight(&format!("blk.{layer}.ssm_dt.bias"), &[n_head_v])?;
@@ -141,11 +162,7 @@ impl<'a> Mixer<'a> {
         });
         b.norm_parts(heads, &format!("blk.{layer}.ssm_norm.weight"), head_dim)?;
         let gated = b.buffer("rule_gated", n_v);
-        b.push(Op::SwiGlu {
-            gate: z,
-            up: heads,
-            out: gated,
-        });
+        b.push((self.let_through)([z, heads, gated]));
         let out = b.buffer("delta", n_embd);
         b.product(gated, None, layer, "ssm_out", &[n_v, n_embd], out)?;
         Ok(out)

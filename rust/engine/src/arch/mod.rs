@@ -40,6 +40,7 @@ mod qwen35;
 mod qwen35moe;
 mod qwen3moe;
 mod qwen3next;
+mod qwen4exp;
 mod seed_oss;
 mod smollm3;
 
@@ -241,6 +242,12 @@ pub static ARCHITECTURES: &[Architecture] = &[
         experts: true,
         plan: deepseek2::plan,
     },
+    // Qwen3.8-Flash-Next.
+    Architecture {
+        name: "qwen4exp",
+        experts: true,
+        plan: qwen4exp::plan,
+    },
     Architecture {
         name: "bert",
         experts: false,
@@ -335,6 +342,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
             && !guesses_ahead(config, name)
             && !is_of_head(config, name)
             && !is_replaced(config, name)
+            && !layer_of(name).is_some_and(|(_, part)| qwen4exp::chooses_blocks(config, part))
             && !name.ends_with(".input_scale")
             && !spec.shape.contains(&0)
     };

@@ -5,6 +5,7 @@ mod attributes;
 pub mod fuse;
 mod kv;
 mod mamba2;
+mod ngram;
 mod op;
 pub mod parts;
 #[allow(clippy::module_inception)]
@@ -12,14 +13,17 @@ mod plan;
 pub mod signature;
 #[cfg(test)]
 pub mod sketch;
+mod streams;
 #[cfg(test)]
 mod tests;
 
 pub use attributes::{Gating, Groups, Norm, RopeStyle, RowPart, TableRow};
 pub use kv::KvShape;
 pub use mamba2::Mamba2;
+pub use ngram::{Ngram, NgramHead, NgramTable, MOST_NGRAM_HEADS, MOST_NGRAM_TOKENS};
 pub use op::{Op, ARITHMETIC};
 pub use plan::{
     Buffer, BufferId, Drafter, Hidden, LongFactors, Plan, RopeTable, Rows, State, StateId,
     Temperature, Weight, WeightId,
 };
+pub use streams::Streams;

@@ -8,11 +8,16 @@ use super::signature::{
     Access, CacheUse, Constant, Operand, Over, Parts, Role, Rotation, Signature, StateUse, Used,
     Width,
 };
-use super::{BufferId, Mamba2, StateId, WeightId};
+use super::{BufferId, Mamba2, Ngram, StateId, Streams, WeightId};
 
 /// The default of factors: 1 changes nothing.
 fn one() -> f32 {
     1.0
+}
+
+/// The default of convolutions.
+fn apart() -> usize {
+    1
 }
 
 /// The default of attention.
@@ -272,7 +277,8 @@ pub enum Op {
     /// Here it is the last `taps - 1` inputs, `[taps - 1][channels]`, the oldest first.
     ///
     /// With a `bias` the sum is from `bias[c]` instead of +0. With a `part`, the inputs are those of
-    /// `x[r]` from its `first` on, of `of` values.
+    /// `x[r]` from its `first` on, of `of` values. With a `dilation` `d` the inputs are `d` tokens apart,
+    /// `x_(r - (taps - 1 - j) d)`, and the state is the last `(taps - 1) d` of them.
     ShortConv {
         x: BufferId,
         weight: WeightId,
@@ -284,6 +290,8 @@ pub enum Op {
         silu: bool,
         #[serde(default)]
         part: Option<RowPart>,
+        #[serde(default = "apart")]
+        dilation: usize,
     },
     /// A short convolution between two gates. `x[r]` has three parts as wide as `out`, `b`, `c` and `u`:
     /// `out[r] = c * y`, `y` the convolution of [`Op::ShortConv`] of the products `b * u`, each of which
@@ -328,6 +336,10 @@ pub enum Op {
     },
     /// [`Mamba2`] states it.
     Mamba2(Mamba2),
+    /// [`Streams`] states it.
+    Streams(Streams),
+    /// [`Ngram`] states it.
+    Ngram(Ngram),
     /// `out[r] = gelu(gate[r]) * up[r]`, with the form of `gelu` by tanh, `g / 2 (1 + tanh(u))` of
     /// `u = sqrt(2/pi) (g + 0.044715 g^3)`, which is `g / (1 + exp(-2u))`. As
     /// `(gate (t / (1 + e))) up` with `z = gate fma(gate gate, b, a)`, `a = float(sqrt(8/pi))` and
@@ -594,6 +606,7 @@ impl Op {
                 taps,
                 silu,
                 part,
+                dilation,
             } => Signature {
                 weights: [
                     Some(used(weight, Role::Taps(taps))),
@@ -609,7 +622,11 @@ impl Op {
                 }),
                 state: Some(StateUse {
                     id: state,
-                    per_value: taps.saturating_sub(1),
+                    // Without a distance no state is as wide.
+                    per_value: match dilation {
+                        0 => usize::MAX,
+                        d => taps.saturating_sub(1).saturating_mul(d),
+                    },
                     head_dim: None,
                 }),
                 ..Signature::new(
@@ -694,6 +711,8 @@ impl Op {
             Op::Gelu { x } => Signature::new("gelu", Over::Buffers, vec![update(x)]),
             Op::ReluSquared { x } => Signature::new("relu_squared", Over::Buffers, vec![update(x)]),
             Op::Mamba2(ref op) => op.signature(),
+            Op::Streams(ref op) => op.signature(),
+            Op::Ngram(ref op) => op.signature(),
             Op::Scale { x, factor } => Signature {
                 constant: Some(Constant::Scale(factor)),
                 ..Signature::new("scale", Over::Buffers, vec![update(x)])

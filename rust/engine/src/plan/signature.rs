@@ -95,6 +95,9 @@ pub struct Used {
 pub enum Role {
     /// `[n_vocab][Width::Row]`, of which each row takes the one of its token.
     Lookup,
+    /// A table of at least so many `rows` of `width` values, in each of its own rows as many as there is
+    /// room for, of which each row takes some.
+    Hashed { width: usize, rows: u64 },
     /// `[Width::Product][Width::Row]`, all of which multiplies each row.
     Matrix,
     /// A vector that multiplies the row, or each group of [`Parts::Groups`] alike.
@@ -397,6 +400,11 @@ impl Signature {
             let is_vector = is_one && w.n_out == 1;
             match used.role {
                 Role::Lookup => is_one && n_in == row,
+                Role::Hashed { width, rows } => {
+                    let each = w.n_in.checked_div(width).unwrap_or(0);
+                    let has = each.saturating_mul(w.n_out) as u64 >= rows;
+                    is_one && each > 0 && w.n_in == each * width && has
+                }
                 Role::Matrix => is_one && n_in == row && n_out == product,
                 Role::Scale => is_vector && self.is_scale(w.n_in, row),
                 Role::Bias => is_vector && n_in == product,

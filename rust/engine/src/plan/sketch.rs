@@ -262,6 +262,7 @@ pub fn short_conv(x: BufferId, out: BufferId, silu: bool) -> Op {
         taps: 4,
         silu,
         part: None,
+        dilation: 1,
     }
 }
 

@@ -122,6 +122,7 @@ impl Layer {
                     taps,
                     silu: true,
                     part: None,
+                    dilation: 1,
                 },
                 Op::DeltaNet {
                     qkv,
@@ -201,6 +202,7 @@ impl Layer {
                         first: inner,
                         of: wide,
                     }),
+                    dilation: 1,
                 },
                 Op::Mamba2(Mamba2 {
                     projected,

@@ -17,6 +17,7 @@ mod mamba2;
 mod matmul;
 mod matvec;
 mod matvec_floats;
+mod ngrams;
 mod norm;
 pub mod overflow;
 pub mod params;
@@ -29,6 +30,7 @@ pub mod sample;
 pub mod shape;
 pub mod shapes;
 mod skinny;
+mod streams;
 mod x_tile;
 
 #[cfg(test)]
