@@ -62,7 +62,10 @@ def of_ngrams(model: Reference, layer: int, ids: Sequence[int], streams: Array) 
     table = model.require("per_layer_token_embd.weight")
     rows = table[ngrams(model, ids)].reshape(len(ids), -1).astype(np.float64)
     key = model.linear(rows, f"{name}_key").reshape(streams.shape)
-    key, query = grouped(model, key, f"{name}_norm_key"), grouped(model, streams, f"{name}_norm_query")
+    key, query = (
+        grouped(model, key, f"{name}_norm_key"),
+        grouped(model, streams, f"{name}_norm_query"),
+    )
     score = (key * query).sum(axis=2) / math.sqrt(n_embd)
     gate = logistic(np.sign(score) * np.sqrt(np.maximum(np.abs(score), 1e-6)))
     gated = gate[:, :, None] * model.linear(rows, f"{name}_value")[:, None]

@@ -1,0 +1,133 @@
+//! Families with hyper-connections: what stands between streams and blocks, embeddings of n-grams, and how
+//! long a context may be.
+use onegraph::arch;
+use onegraph::error::Kind;
+use onegraph::gguf::{Array, Value};
+use onegraph::plan::{Ngram, Op, Plan, Streams};
+
+use crate::families::config;
+use crate::fixture::{tiny, Writer};
+use crate::load::load;
+use crate::{message, says};
+
+const ARCH: &str = "qwen4exp";
+
+fn plan(w: &Writer) -> Plan {
+    arch::plan(&config(w).unwrap()).unwrap()
+}
+
+fn set(key: &str, value: Value) -> Writer {
+    let mut w = tiny(ARCH);
+    w.set(&format!("{ARCH}.{key}"), value);
+    w
+}
+
+#[test]
+fn a_block_reads_the_streams_and_is_added_to_each() {
+    let found = plan(&tiny(ARCH));
+    let count = |is: fn(&Op) -> bool| found.ops.iter().filter(|op| is(op)).count();
+    // Of two layers two each, and of the head.
+    assert_eq!(
+        count(|op| matches!(op, Op::Streams(Streams::Mean { n: 2, .. }))),
+        5
+    );
+    assert_eq!(
+        count(|op| matches!(op, Op::Streams(Streams::Inject { n: 2, .. }))),
+        4
+    );
+    assert_eq!(
+        count(|op| matches!(op, Op::Streams(Streams::Gate { .. }))),
+        1
+    );
+    assert_eq!(count(|op| matches!(op, Op::Ngram(Ngram::Rows { .. }))), 1);
+    assert_eq!(
+        count(|op| matches!(op, Op::ShortConv { dilation: 3, .. })),
+        1
+    );
+    let norms = |op: &Op| match op {
+        Op::MatVec { norm, .. } | Op::ExpertMatVec { norm, .. } => norm.is_some(),
+        _ => false,
+    };
+    assert!(!found.ops.iter().any(norms), "{found}");
+    // Of the convolution of the rule, of the rule, of the n-grams' convolution, and of their tokens.
+    let widths: Vec<usize> = found.states.iter().map(|state| state.width).collect();
+    assert_eq!(widths, [2, 3 * 16, 2 * 64, 2 * 16 * 16]);
+}
+
+#[test]
+fn a_model_may_be_without_ngrams() {
+    let mut w = set("ple.layers", Value::Array(Array::I32(Vec::new())));
+    w.tensors
+        .retain(|t| !t.name.contains("ple_") && !t.name.starts_with("per_layer"));
+    let found = plan(&w);
+    assert!(!found.ops.iter().any(|op| matches!(op, Op::Ngram(_))));
+}
+
+#[test]
+fn what_chooses_blocks_may_be_there() {
+    let mut w = tiny(ARCH);
+    for (part, shape) in [("k_proj", &[8u64, 4][..]), ("k_norm", &[4])] {
+        let ty = u32::from(shape.len() > 1);
+        w.tensor(&format!("blk.1.indexer.{part}.weight"), shape, ty);
+    }
+    plan(&w);
+    let mut other = tiny("qwen35");
+    other.tensor("blk.1.indexer.k_norm.weight", &[4], 0);
+    says(
+        &message(load(&other.bytes()), Kind::Model),
+        &["blk.1.indexer.k_norm.weight"],
+    );
+}
+
+#[test]
+fn a_context_is_no_longer_than_the_choice_of_blocks() {
+    assert_eq!(config(&tiny(ARCH)).unwrap().most_context(), 16);
+    let w = set("attention.indexer.top_k", Value::U32(64));
+    assert_eq!(config(&w).unwrap().most_context(), 32);
+    assert_eq!(config(&tiny("qwen35")).unwrap().most_context(), 32);
+}
+
+#[test]
+fn keys_that_make_no_model_are_refused() {
+    let u64s = |list: &[u64]| Value::Array(Array::U64(list.to_vec()));
+    for (key, value, expected) in [
+        ("hyper_connection.count", Value::U32(3), "2, 4 or 8"),
+        ("hyper_connection.count", Value::U32(1), "2 to 8"),
+        ("hyper_connection.low_rank", Value::U32(0), "1 to"),
+        ("attention.indexer.top_k", Value::U32(1), "2 to"),
+        (
+            "ple.layers",
+            Value::Array(Array::I32(vec![2])),
+            "one layer of 2",
+        ),
+        (
+            "ple.layers",
+            Value::Array(Array::I32(vec![0, 1])),
+            "one layer of 2",
+        ),
+        (
+            "ple.layers",
+            Value::Array(Array::I32(vec![-1])),
+            "non-negative",
+        ),
+        ("ple.ngram_size", Value::U32(9), "2 to 8"),
+        ("ple.heads_per_ngram", Value::U32(33), "at most 64 heads"),
+        (
+            "ple.layer_multipliers",
+            u64s(&[1, 2]),
+            "3 non-negative integers",
+        ),
+        ("ple.head_vocab_sizes", u64s(&[3, 0]), "0 rows from row 3"),
+        ("ple.head_offsets", u64s(&[0, u64::MAX]), "from row 0 to"),
+        ("ple.eos_token_id", Value::U32(1 << 24), "0 to"),
+    ] {
+        let text = message(config(&set(key, value)), Kind::Model);
+        says(&text, &[ARCH, expected]);
+    }
+    // More rows than the table has.
+    let text = message(
+        load(&set("ple.head_vocab_sizes", u64s(&[3, 8])).bytes()),
+        Kind::Model,
+    );
+    says(&text, &["per_layer_token_embd.weight", "[4, 11]"]);
+}
