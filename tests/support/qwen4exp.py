@@ -2,8 +2,7 @@
 `qwen4exp`.
 
 After `transformers` (https://huggingface.co/docs/transformers/model_doc/qwen4_exp) and SGLang's
-module of the n-gram embeddings, by the names and keys of GGUF files. Rows see all before them, as
-in a context that is no longer than the blocks that attention may choose.
+module of the n-gram embeddings, by the names and keys of GGUF files.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ Array = NDArray[np.float64]
 
 def hidden(model: Reference, ids: Sequence[int]) -> Array:
     """What the head multiplies after each token: float64 [len(ids), n_embd]."""
-    if len(ids) > int(model.key("attention.indexer.top_k")):
-        raise ValueError("more tokens than attention may choose")
     embedding = model.require("token_embd.weight")[np.asarray(ids)].astype(np.float64)
     n = int(model.key("hyper_connection.count"))
     streams = np.repeat(embedding[:, None], n, axis=1)
@@ -101,3 +98,29 @@ def ngrams(model: Reference, ids: Sequence[int]) -> NDArray[np.int64]:
                 mixed ^= token * by % 2**64
             out[at, head] = offsets[head] + mixed % sizes[head]
     return out
+
+
+def seen(model: Reference, layer: int, x: Array) -> NDArray[np.bool_]:
+    """The tokens that each row sees, of those up to its own: [tokens, tokens]. All of the block
+    that is not whole, and whole ones of the largest scores, of equals the earlier ones."""
+    n, name = len(x), f"blk.{layer}.indexer"
+    heads, dim = (
+        int(model.key(f"attention.indexer.{key}")) for key in ("head_count", "key_length")
+    )
+    ratio = max(int(r) for r in model.key("attention.compress_ratios"))
+    most = int(model.key("attention.indexer.top_k")) // ratio
+    q = model.norm(model.linear(x, f"{name}.q_proj").reshape(n, heads, dim), f"{name}.q_norm")
+    q = model.rotated(q, np.arange(n))
+    keys = model.rounded(model.linear(x, f"{name}.k_proj"))[: n // ratio * ratio]
+    keys = keys.reshape(-1, ratio, dim).mean(axis=1)
+    keys = model.rotated(model.norm(keys, f"{name}.k_norm")[:, None], np.arange(len(keys)) * ratio)[
+        :, 0
+    ]
+    scores = np.maximum(q @ keys.T, 0.0).sum(axis=1)
+    result = np.zeros((n, n), dtype=bool)
+    for row in range(n):
+        whole = (row + 1) // ratio
+        best = np.argsort(-scores[row, :whole], kind="stable")[:most]
+        result[row, (best[:, None] * ratio + np.arange(ratio)).reshape(-1)] = True
+        result[row, whole * ratio : row + 1] = True
+    return result

@@ -310,6 +310,8 @@ class Reference:
         unseen = np.triu(np.ones((n, n), dtype=bool), 1)
         if self._sees_a_window(layer):
             unseen |= np.tril(np.ones((n, n), dtype=bool), -self.window)
+        if self.arch == "qwen4exp":
+            unseen |= ~qwen4exp.seen(self, layer, x)
         sinks = self.weight(f"blk.{layer}.attn_sinks.weight")
         out = np.empty((n, n_head, d))
         for head in range(n_head):
@@ -559,10 +561,15 @@ class Reference:
             raise KeyError(name)
         return weight
 
-    def _rope(self, x: Array, rope: Rope) -> Array:
+    def rotated(self, x: Array, positions: NDArray[np.int64]) -> Array:
+        """Heads at these positions, rotated by the angles of all layers."""
+        return self._rope(x, self._rope_all, positions)
+
+    def _rope(self, x: Array, rope: Rope, positions: NDArray[np.int64] | None = None) -> Array:
         """Rotates as many numbers of each head as there are angles; x is [n, heads, head_dim]."""
         inv_freq, scale = rope
-        angle = np.arange(len(x))[:, None, None] * inv_freq
+        positions = np.arange(len(x)) if positions is None else positions
+        angle = positions[:, None, None] * inv_freq
         cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
         half = len(inv_freq)
         if self.arch in INTERLEAVED:

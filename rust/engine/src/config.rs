@@ -19,7 +19,7 @@ use crate::quant::QuantType;
 pub use delta::DeltaConfig;
 pub use latent::{ExpertGroups, LatentConfig};
 pub use mamba2::Mamba2Config;
-pub use streams::{NgramConfig, StreamsConfig};
+pub use streams::{ChoiceConfig, NgramConfig, StreamsConfig};
 
 /// Most experts of a layer: more than any published model has, and few enough that a warp chooses
 /// among them.
@@ -233,6 +233,7 @@ pub struct Config {
     pub latent: Option<LatentConfig>,
     pub mamba2: Option<Mamba2Config>,
     pub streams: Option<StreamsConfig>,
+    pub choice: Option<ChoiceConfig>,
     pub ngrams: Option<NgramConfig>,
     /// Tokens that a short convolution sees.
     pub conv_taps: Option<usize>,
@@ -593,6 +594,7 @@ impl Config {
             latent,
             mamba2: Self::mamba2(&keys)?,
             streams: Self::streams(&keys)?,
+            choice: Self::choice(&keys, rope_dim)?,
             ngrams: Self::ngrams(&keys, n_layer)?,
             conv_taps,
             rope_base_window: keys.float("rope.freq_base_swa", bases)?,

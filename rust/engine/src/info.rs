@@ -255,7 +255,7 @@ impl ModelInfo {
             .filter(|t| !used.contains(t.name.as_str()))
             .map(|t| printable(&t.name, 80))
             .collect();
-        let n_ctx = options.context_of(&config)?;
+        let n_ctx = options.context(config.n_ctx_train)?;
         let runner = engine::runner(options, &plan, n_ctx)?;
         let pages = KvPages::new(&plan, &runner)?;
         info.decode = Some(DecodeInfo {
@@ -526,6 +526,7 @@ fn per_token(
                 | Role::Selection
                 | Role::Taps(_)
                 | Role::PerHead
+                | Role::OfHead
                 | Role::Factor
                 | Role::PerExpert => {}
             }

@@ -1,6 +1,7 @@
 //! What architectures write plans with: shape-checked weights, tables of angles, and the blocks that
 //! decoder-only transformers share. A page of this folder puts them in the order of its model.
 
+mod choice;
 mod experts;
 mod streams;
 
@@ -10,8 +11,8 @@ pub use streams::Streamed;
 use crate::config::{Config, RopeScaling};
 use crate::error::{Error, Result};
 use crate::plan::{
-    Buffer, BufferId, KvShape, LongFactors, Norm, Op, Plan, RopeStyle, RopeTable, Rows, StateId,
-    Temperature, Weight, WeightId,
+    Buffer, BufferId, Chosen, KvShape, LongFactors, Norm, Op, Plan, RopeStyle, RopeTable, Rows,
+    StateId, Temperature, Weight, WeightId,
 };
 
 /// Rows of the vocabulary; also the last matrix where a model ties both.
@@ -44,6 +45,8 @@ pub struct Scores {
     pub sinks: Option<WeightId>,
     /// Whether a row sees none behind it.
     pub causal: bool,
+    /// The blocks of tokens that it sees, where not all.
+    pub chosen: Option<Chosen>,
 }
 
 impl Heads {
@@ -54,6 +57,7 @@ impl Heads {
             window: None,
             sinks: None,
             causal: true,
+            chosen: None,
         }
     }
 }
@@ -347,6 +351,7 @@ impl<'a> Builder<'a> {
             window: scores.window,
             sinks: scores.sinks,
             causal: scores.causal,
+            chosen: scores.chosen,
         });
         out
     }

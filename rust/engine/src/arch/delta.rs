@@ -1,8 +1,8 @@
 //! The layers that Qwen3.5's families share: of the gated delta rule, and of attention whose output
 //! has a gate. State and shapes as in Qwen3-Next (<https://qwenlm.github.io/blog/qwen3_next/>).
 
-use super::build::{Builder, Heads};
-use crate::config::{Config, DeltaConfig};
+use super::build::{Builder, Heads, Scores};
+use crate::config::{ChoiceConfig, Config, DeltaConfig};
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, Op, RopeStyle};
 
@@ -15,6 +15,8 @@ pub struct Mixer<'a> {
     table: usize,
     /// The norm of what a layer reads, where it has one.
     norm: Option<&'static str>,
+    /// How layers that attend choose the blocks of tokens that they see, where not all.
+    choice: Option<ChoiceConfig>,
     /// What a gate lets through of the rule's heads.
     let_through: fn([BufferId; 3]) -> Op,
 }
@@ -38,6 +40,7 @@ impl<'a> Mixer<'a> {
             grouped,
             table,
             norm: Some("attn_norm"),
+            choice: c.choice,
             let_through: |[gate, up, out]| Op::SwiGlu { gate, up, out },
         })
     }
@@ -71,6 +74,9 @@ impl<'a> Mixer<'a> {
     fn attention(&self, b: &mut Builder<'_>, layer: usize, x: BufferId) -> Result<BufferId> {
         let c = b.config;
         let n_q = c.n_head * c.head_dim;
+        let chosen = self.choice.as_ref();
+        let chosen = chosen.map(|of| b.choose_blocks(layer, x, of, self.table));
+        let chosen = chosen.transpose()?;
         // A head of queries and its gate, head by head.
         let both = b.heads_under(layer, self.norm, x, 2 * c.n_head, b.kv())?;
         let (q, gate) = (b.buffer("queries", n_q), b.buffer("q_gates", n_q));
@@ -91,7 +97,11 @@ impl<'a> Mixer<'a> {
         b.norm_heads(layer, heads)?;
         b.rotate(heads, self.table, RopeStyle::Halves);
         let let_through = |[x, gate, out]: [BufferId; 3]| Op::SigmoidMul { x, gate, out };
-        b.attend_gated(layer, heads, heads.scores(), gate, let_through)
+        let scores = Scores {
+            chosen,
+            ..heads.scores()
+        };
+        b.attend_gated(layer, heads, scores, gate, let_through)
     }
 
     /// The gated delta rule over a short convolution of queries, keys and values; its heads,

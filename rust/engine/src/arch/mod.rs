@@ -342,7 +342,6 @@ pub fn plan(config: &Config) -> Result<Plan> {
             && !guesses_ahead(config, name)
             && !is_of_head(config, name)
             && !is_replaced(config, name)
-            && !layer_of(name).is_some_and(|(_, part)| qwen4exp::chooses_blocks(config, part))
             && !name.ends_with(".input_scale")
             && !spec.shape.contains(&0)
     };

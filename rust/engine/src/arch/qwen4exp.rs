@@ -1,6 +1,6 @@
 //! Qwen3.8-Flash-Next: Qwen3.5's layers with experts between hyper-connections, which have all norms of
-//! rows; the delta rule's output has a logistic gate; one layer adds embeddings of n-grams. Attention is
-//! to chosen blocks, which are all in a context that the choice takes in: `Config::most_context`.
+//! rows; the delta rule's output has a logistic gate; one layer adds embeddings of n-grams. Attention sees blocks of
+//! tokens that it chooses by heads of their own.
 //!
 //! After `transformers` 5.24 (`models/qwen4_exp`) and SGLang's module of the n-gram embeddings; names and
 //! keys of files are llama.cpp's.
@@ -133,16 +133,4 @@ fn recent_rows(b: &mut Builder<'_>, of: &NgramConfig, n_rows: usize) -> Result<B
         table,
     }));
     Ok(rows)
-}
-
-/// Whether a layer's tensor is of the choice of blocks, which are all in a context that this build takes.
-pub fn chooses_blocks(config: &Config, part: &str) -> bool {
-    const PARTS: [&str; 4] = [
-        "q_proj.weight",
-        "k_proj.weight",
-        "q_norm.weight",
-        "k_norm.weight",
-    ];
-    let of = part.strip_prefix("indexer.");
-    config.streams.is_some() && of.is_some_and(|part| PARTS.contains(&part))
 }

@@ -17,8 +17,18 @@ pub struct StreamsConfig {
     pub count: usize,
     /// Width of what their gates are made of.
     pub rank: usize,
-    /// Tokens of the blocks that attention chooses: a context of no more is seen whole.
+}
+
+/// The choice of blocks of tokens that attention sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChoiceConfig {
+    /// Tokens of the blocks that are chosen: a context of no more is seen whole.
     pub top_k: usize,
+    /// Tokens of a block.
+    pub ratio: usize,
+    /// Heads of the queries that choose, and the width of one.
+    pub n_head: usize,
+    pub head_dim: usize,
 }
 
 /// Embeddings of n-grams, which one layer adds to the streams.
@@ -39,13 +49,6 @@ pub struct NgramConfig {
 }
 
 impl Config {
-    /// The longest context that a model runs in: that of its training, or as far as attention to chosen
-    /// blocks sees all of them.
-    pub fn most_context(&self) -> usize {
-        let seen = self.streams.map_or(usize::MAX, |streams| streams.top_k);
-        self.n_ctx_train.min(seen)
-    }
-
     /// What `hyper_connection.count` and its neighbours say, where the architecture has them.
     pub(super) fn streams(keys: &Keys<'_>) -> Result<Option<StreamsConfig>> {
         if keys.arch != ARCHITECTURE {
@@ -67,7 +70,45 @@ impl Config {
         Ok(Some(StreamsConfig {
             count,
             rank: need("hyper_connection.low_rank", 1..=1 << 16)?,
-            top_k: need("attention.indexer.top_k", 2..=1 << 30)?,
+        }))
+    }
+
+    /// What `attention.indexer.top_k` and its neighbours say, where the architecture has them: layers that
+    /// attend have all one number of tokens a block.
+    pub(super) fn choice(keys: &Keys<'_>, rope_dim: usize) -> Result<Option<ChoiceConfig>> {
+        if keys.arch != ARCHITECTURE {
+            return Ok(None);
+        }
+        const RATIOS: &str = "attention.compress_ratios";
+        const TOP_K: &str = "attention.indexer.top_k";
+        const EXPECTED: &str = "one number for all layers that attend: 4, 8, 16, 32 or 64";
+        let found = keys.need(RATIOS, Self::numbers(keys, RATIOS)?, EXPECTED)?;
+        let mut ratios = found.iter().copied().filter(|n| *n > 0);
+        let first = ratios.next();
+        let is_one = ratios.all(|other| Some(other) == first);
+        let ratio = first.filter(|n| is_one && [4, 8, 16, 32, 64].contains(n));
+        let Some(ratio) = ratio.and_then(|n| usize::try_from(n).ok()) else {
+            let key = format!("{}.{RATIOS}", keys.arch);
+            return Err(out_of_range(key, format!("{found:?}"), EXPECTED));
+        };
+        let need = |key: &str, range: RangeInclusive<usize>| {
+            let expected = format!("{} to {}", range.start(), range.end());
+            keys.need(key, keys.uint(key, range)?, &expected)
+        };
+        let top_k = need(TOP_K, ratio..=1 << 30)?;
+        if top_k.checked_rem(ratio) != Some(0) {
+            return Err(out_of_range(
+                format!("{}.{TOP_K}", keys.arch),
+                top_k,
+                format!("a multiple of the {ratio} tokens of a block"),
+            ));
+        }
+        Ok(Some(ChoiceConfig {
+            top_k,
+            ratio,
+            n_head: need("attention.indexer.head_count", 1..=64)?,
+            // Of which as many are rotated as of other heads.
+            head_dim: need("attention.indexer.key_length", rope_dim..=256)?,
         }))
     }
 

@@ -593,7 +593,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     let model = Arc::new(Model::open(path)?);
     let (config, plan) = plan_of(&model, options.speculate)?;
     model.check_data(plan.weights.iter().map(|w| w.name.as_str()))?;
-    let mut n_ctx = options.context_of(&config)?;
+    let mut n_ctx = options.context(config.n_ctx_train)?;
     if plan.looks_ahead() && device != Device::Cpu {
         n_ctx = context_of_texts(options, n_ctx)?;
     }
@@ -628,7 +628,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
         path: path.to_owned(),
         device: device.name(),
         limits: backend.limits().clone(),
-        n_ctx_train: config.most_context(),
+        n_ctx_train: config.n_ctx_train,
         n_embd: config.n_embd,
         looks_ahead,
         pooling: config.pooling,
@@ -669,7 +669,7 @@ pub fn compile_kernels(
     options.validate()?;
     let model = Model::open(path)?;
     let (config, plan) = plan_of(&model, options.speculate)?;
-    let n_ctx = options.context_of(&config)?;
+    let n_ctx = options.context(config.n_ctx_train)?;
     let runner = runner(options, &plan, n_ctx)?;
     let variants = offline::variants(arch, &plan, &model, &runner)?;
     let fresh = offline::compile(arch, &variants, &options.nvrtc_folders, progress)?;

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use crate::backend::cuda::run::dispatch::chosen_sizes;
 use crate::backend::cuda::run::prefill::{check_chunk, DEFAULT_CHUNK};
 use crate::backend::{pool_pages, GpuOptions, GraphMode, MOST_GUESSED};
-use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::quant::{self, QuantType};
 
@@ -243,27 +242,6 @@ impl Options {
                 reason: format!("the model was trained for {trained} tokens, the maximum"),
             }),
             Some(n) => in_range("n_ctx", n, 2, trained.max(2)),
-        }
-    }
-
-    /// The context of a model: as [`Options::context`] has it, and no longer than it can run in.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn context_of(&self, config: &Config) -> Result<usize> {
-        let most = config.most_context();
-        match self.n_ctx {
-            None => self.context(most),
-            Some(n) if n <= most || n > config.n_ctx_train => self.context(config.n_ctx_train),
-            Some(n) => Err(Error::Argument {
-                name: "n_ctx",
-                value: n.to_string(),
-                reason: format!(
-                    "beyond {most} tokens ({}.attention.indexer.top_k) the model attends to chosen \
-                     blocks, which is not supported; use at most {most}",
-                    config.arch
-                ),
-            }),
         }
     }
 

@@ -2,6 +2,8 @@
 //! writes it, a backend interprets or lowers it, nothing else knows the model.
 
 mod attributes;
+mod choice;
+mod convolution;
 pub mod fuse;
 mod kv;
 mod mamba2;
@@ -18,6 +20,7 @@ mod streams;
 mod tests;
 
 pub use attributes::{Gating, Groups, Norm, RopeStyle, RowPart, TableRow};
+pub use choice::{Choice, Chosen, WORD_TOKENS};
 pub use kv::KvShape;
 pub use mamba2::Mamba2;
 pub use ngram::{Ngram, NgramHead, NgramTable, MOST_NGRAM_HEADS, MOST_NGRAM_TOKENS};

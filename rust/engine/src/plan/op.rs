@@ -8,7 +8,7 @@ use super::signature::{
     Access, CacheUse, Constant, Operand, Over, Parts, Role, Rotation, Signature, StateUse, Used,
     Width,
 };
-use super::{BufferId, Mamba2, Ngram, StateId, Streams, WeightId};
+use super::{convolution, BufferId, Choice, Chosen, Mamba2, Ngram, StateId, Streams, WeightId};
 
 /// The default of factors: 1 changes nothing.
 fn one() -> f32 {
@@ -205,6 +205,9 @@ pub enum Op {
     /// `Q` are all signed, the sums of products are below 2^23.
     ///
     /// Over other caches, which the CPU alone has, the order of sums is its own.
+    ///
+    /// Where blocks are `chosen`, a row sees their tokens alone: those of a set bit of its row of that buffer, and
+    /// none behind it. Splits are the same; a token block of which a row sees nothing is joined to none.
     Attention {
         q: BufferId,
         out: BufferId,
@@ -215,6 +218,8 @@ pub enum Op {
         sinks: Option<WeightId>,
         #[serde(default = "yes")]
         causal: bool,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        chosen: Option<Chosen>,
     },
     /// `out[r] += x[r]`.
     Add { x: BufferId, out: BufferId },
@@ -338,6 +343,8 @@ pub enum Op {
     Mamba2(Mamba2),
     /// [`Streams`] states it.
     Streams(Streams),
+    /// [`Choice`] states it.
+    Choice(Choice),
     /// [`Ngram`] states it.
     Ngram(Ngram),
     /// `out[r] = gelu(gate[r]) * up[r]`, with the form of `gelu` by tanh, `g / 2 (1 + tanh(u))` of
@@ -540,6 +547,7 @@ impl Op {
                 window,
                 sinks,
                 causal,
+                chosen,
             } => Signature {
                 weights: sinks.map(|id| used(id, Role::Sink)).into_iter().collect(),
                 parts: Parts::Heads(n_head),
@@ -553,7 +561,14 @@ impl Op {
                 ..Signature::new(
                     "attention",
                     Over::Batch,
-                    vec![read(q), write(out).wide(Width::Attended)],
+                    [
+                        Some(read(q)),
+                        chosen.map(|of| read(of.blocks).wide(of.width())),
+                        Some(write(out).wide(Width::Attended)),
+                    ]
+                    .into_iter()
+                    .flatten()
+                    .collect(),
                 )
             },
             Op::Add { x, out } => Signature::new("add", Over::Buffers, vec![update(out), read(x)]),
@@ -597,69 +612,9 @@ impl Op {
                 let buffers = vec![read(x), read(y), write(out).wide(Width::Times(2))];
                 Signature::new("concat", Over::Buffers, buffers)
             }
-            Op::ShortConv {
-                x,
-                weight,
-                bias,
-                state,
-                out,
-                taps,
-                silu,
-                part,
-                dilation,
-            } => Signature {
-                weights: [
-                    Some(used(weight, Role::Taps(taps))),
-                    bias.map(|id| used(id, Role::Shift)),
-                ]
-                .into_iter()
-                .flatten()
-                .collect(),
-                parts: part.map_or(Parts::Whole, |RowPart { first, of }| Parts::Sliced {
-                    n: 1,
-                    first,
-                    of,
-                }),
-                state: Some(StateUse {
-                    id: state,
-                    // Without a distance no state is as wide.
-                    per_value: match dilation {
-                        0 => usize::MAX,
-                        d => taps.saturating_sub(1).saturating_mul(d),
-                    },
-                    head_dim: None,
-                }),
-                ..Signature::new(
-                    if silu {
-                        "short_conv_silu"
-                    } else {
-                        "short_conv"
-                    },
-                    Over::Batch,
-                    vec![
-                        read(x).wide(part.map_or(Width::Row, |part| Width::Of(part.of))),
-                        write(out),
-                    ],
-                )
-            },
-            Op::GatedConv {
-                x,
-                weight,
-                state,
-                out,
-                taps,
-            } => Signature {
-                weights: vec![used(weight, Role::Taps(taps))],
-                state: Some(StateUse {
-                    id: state,
-                    per_value: taps.saturating_sub(1),
-                    head_dim: None,
-                }),
-                ..Signature::new(
-                    "gated_conv",
-                    Over::Batch,
-                    vec![read(x).wide(Width::Times(3)), write(out)],
-                )
+            Op::ShortConv { .. } | Op::GatedConv { .. } => match convolution::signature(self) {
+                Some(signature) => signature,
+                None => Signature::new("convolution", Over::Batch, Vec::new()),
             },
             Op::DeltaNet {
                 qkv,
@@ -712,6 +667,7 @@ impl Op {
             Op::ReluSquared { x } => Signature::new("relu_squared", Over::Buffers, vec![update(x)]),
             Op::Mamba2(ref op) => op.signature(),
             Op::Streams(ref op) => op.signature(),
+            Op::Choice(ref op) => op.signature(),
             Op::Ngram(ref op) => op.signature(),
             Op::Scale { x, factor } => Signature {
                 constant: Some(Constant::Scale(factor)),

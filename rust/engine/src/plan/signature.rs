@@ -115,6 +115,8 @@ pub enum Role {
     Taps(usize),
     /// A number for each of [`Parts::Heads`].
     PerHead,
+    /// A vector that multiplies a head of the cache.
+    OfHead,
     /// A vector that the choice of experts adds to what it compares.
     Selection,
     /// A matrix for each expert, of which each rank of a row takes the one of its id.
@@ -228,6 +230,7 @@ impl Role {
                 | Role::ExpertBias
                 | Role::Taps(_)
                 | Role::PerHead
+                | Role::OfHead
                 | Role::Factor
                 | Role::PerExpert
         )
@@ -419,6 +422,10 @@ impl Signature {
                 }
                 Role::Taps(n) => {
                     n > 1 && is_vector && n_in == row.and_then(|row| row.checked_mul(n))
+                }
+                Role::OfHead => {
+                    let kv = self.cache.and_then(|cache| plan.kv.get(cache.layer));
+                    is_vector && kv.is_some_and(|kv| kv.head_dim == w.n_in)
                 }
                 Role::PerHead | Role::Sink => is_vector && Parts::Heads(w.n_in) == self.parts,
                 Role::Selection => is_vector && n_in == row,

@@ -101,6 +101,7 @@ pub fn attention(q: BufferId, out: BufferId, n_head: usize) -> Op {
         window: None,
         sinks: None,
         causal: true,
+        chosen: None,
     }
 }
 

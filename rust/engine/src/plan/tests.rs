@@ -219,6 +219,7 @@ const CASES: &[Case] = &[
             window: None,
             sinks: None,
             causal: true,
+            chosen: None,
         },
         inputs: &[A],
         outputs: &[B],
@@ -238,6 +239,7 @@ const CASES: &[Case] = &[
             window: None,
             sinks: None,
             causal: false,
+            chosen: None,
         },
         inputs: &[A],
         outputs: &[B],
@@ -257,6 +259,7 @@ const CASES: &[Case] = &[
             window: Some(128),
             sinks: Some(SINKS),
             causal: true,
+            chosen: None,
         },
         inputs: &[A],
         outputs: &[B],
@@ -619,6 +622,7 @@ fn what_does_not_go_together_does_not_fit() {
         window: None,
         sinks: None,
         causal: true,
+        chosen: None,
     };
     let special = |window, sinks: Option<WeightId>| Op::Attention {
         q: A,
@@ -629,6 +633,7 @@ fn what_does_not_go_together_does_not_fit() {
         window,
         sinks,
         causal: sinks.is_some(),
+        chosen: None,
     };
     let groups = |count, used| Op::Route {
         logits: TOKEN,

@@ -578,6 +578,8 @@ fn streamed(w: &mut Writer) {
         ("hyper_connection.count", 2),
         ("hyper_connection.low_rank", 3),
         ("attention.indexer.top_k", 16),
+        ("attention.indexer.head_count", 2),
+        ("attention.indexer.key_length", 6),
         ("ple.ngram_size", 3),
         ("ple.heads_per_ngram", 1),
         ("ple.conv_kernel", 2),
@@ -586,6 +588,8 @@ fn streamed(w: &mut Writer) {
     ] {
         w.set(&key(name), Value::U32(n));
     }
+    let ratios = Value::Array(Array::I32(vec![0, 4]));
+    w.set(&key("attention.compress_ratios"), ratios);
     w.set(&key("ple.layers"), Value::Array(Array::I32(vec![0])));
     for (name, list) in [
         ("layer_multipliers", vec![7, 11, 13]),
@@ -623,6 +627,10 @@ fn streamed(w: &mut Writer) {
         ("blk.1.attn_output", vec![8, 8], F16),
         ("blk.1.attn_q_norm", vec![4], F32),
         ("blk.1.attn_k_norm", vec![4], F32),
+        ("blk.1.indexer.q_proj", vec![8, 12], F16),
+        ("blk.1.indexer.k_proj", vec![8, 6], F16),
+        ("blk.1.indexer.q_norm", vec![6], F32),
+        ("blk.1.indexer.k_norm", vec![6], F32),
     ] {
         list.push((name.into(), shape, ty));
     }

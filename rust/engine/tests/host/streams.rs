@@ -3,7 +3,7 @@
 use onegraph::arch;
 use onegraph::error::Kind;
 use onegraph::gguf::{Array, Value};
-use onegraph::plan::{Ngram, Op, Plan, Streams};
+use onegraph::plan::{Choice, Ngram, Op, Plan, Streams};
 
 use crate::families::config;
 use crate::fixture::{tiny, Writer};
@@ -64,27 +64,35 @@ fn a_model_may_be_without_ngrams() {
 }
 
 #[test]
-fn what_chooses_blocks_may_be_there() {
-    let mut w = tiny(ARCH);
-    for (part, shape) in [("k_proj", &[8u64, 4][..]), ("k_norm", &[4])] {
-        let ty = u32::from(shape.len() > 1);
-        w.tensor(&format!("blk.1.indexer.{part}.weight"), shape, ty);
-    }
-    plan(&w);
-    let mut other = tiny("qwen35");
-    other.tensor("blk.1.indexer.k_norm.weight", &[4], 0);
-    says(
-        &message(load(&other.bytes()), Kind::Model),
-        &["blk.1.indexer.k_norm.weight"],
+fn a_layer_sees_the_blocks_that_it_chooses() {
+    let found = plan(&tiny(ARCH));
+    let at = |is: fn(&Op) -> bool| found.ops.iter().position(is).unwrap();
+    let stores = at(|op| matches!(op, Op::KvScatter { k, v, layer: 2 } if k == v));
+    let scores = at(|op| {
+        matches!(
+            op,
+            Op::Choice(Choice::Scores {
+                layer: 2,
+                ratio: 4,
+                n: 8,
+                ..
+            })
+        )
+    });
+    let blocks = at(|op| matches!(op, Op::Choice(Choice::Blocks { top_k: 16, .. })));
+    let attends = at(|op| {
+        let Op::Attention { chosen, .. } = op else {
+            return false;
+        };
+        chosen.is_some_and(|of| (of.words, of.ratio) == (1, 4))
+    });
+    assert!(
+        stores < scores && scores < blocks && blocks < attends,
+        "{found}"
     );
-}
-
-#[test]
-fn a_context_is_no_longer_than_the_choice_of_blocks() {
-    assert_eq!(config(&tiny(ARCH)).unwrap().most_context(), 16);
-    let w = set("attention.indexer.top_k", Value::U32(64));
-    assert_eq!(config(&w).unwrap().most_context(), 32);
-    assert_eq!(config(&tiny("qwen35")).unwrap().most_context(), 32);
+    // Its keys have a cache behind those of the layers.
+    assert_eq!(found.kv.len(), 3);
+    assert_eq!(found.kv[2].values_in_keys, Some(6));
 }
 
 #[test]
@@ -94,7 +102,23 @@ fn keys_that_make_no_model_are_refused() {
         ("hyper_connection.count", Value::U32(3), "2, 4 or 8"),
         ("hyper_connection.count", Value::U32(1), "2 to 8"),
         ("hyper_connection.low_rank", Value::U32(0), "1 to"),
-        ("attention.indexer.top_k", Value::U32(1), "2 to"),
+        ("attention.indexer.top_k", Value::U32(3), "4 to"),
+        (
+            "attention.indexer.top_k",
+            Value::U32(18),
+            "a multiple of the 4 tokens",
+        ),
+        ("attention.indexer.key_length", Value::U32(3), "4 to 256"),
+        (
+            "attention.compress_ratios",
+            Value::Array(Array::I32(vec![0, 6])),
+            "4, 8, 16",
+        ),
+        (
+            "attention.compress_ratios",
+            Value::Array(Array::I32(vec![8, 4])),
+            "one number",
+        ),
         (
             "ple.layers",
             Value::Array(Array::I32(vec![2])),

@@ -342,6 +342,7 @@ impl Layer {
             window: None,
             sinks: None,
             causal: true,
+            chosen: None,
         });
         l.norm_heads(heads);
         l.product(heads, None, delta, false);
@@ -605,6 +606,7 @@ pub fn between(ty: &'static QuantType, width: usize, head_dim: usize, are_keys: 
             window: None,
             sinks: None,
             causal: true,
+            chosen: None,
         });
     }
     norm(l, c, c, width, true);

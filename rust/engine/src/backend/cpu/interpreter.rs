@@ -1,6 +1,7 @@
 //! The interpreter: each op as it is defined, rows and heads in parallel, sums in the order
 //! that [`super::product`] specifies. No result depends on how rows are cut into batches.
 
+mod choice;
 #[cfg(test)]
 mod fusion;
 mod products;
@@ -452,6 +453,7 @@ impl Interpreter {
                 window,
                 sinks,
                 causal,
+                chosen,
             } => {
                 let mut heads = self.take(*out);
                 let task = Attention {
@@ -463,6 +465,7 @@ impl Interpreter {
                     window: *window,
                     causal: *causal,
                     sinks: sinks.map(|id| self.vector(id)).transpose()?,
+                    chosen: chosen.map(|of| (self.buffers[of.blocks.0].as_slice(), of)),
                     batch,
                 };
                 let done = task.run(self.level, &mut heads);
@@ -505,6 +508,7 @@ impl Interpreter {
             Op::Join { x, y, out, of, .. } => self.join([*x, *y, *out], *of),
             Op::ShortConv { .. } | Op::GatedConv { .. } => self.short_conv(op, batch),
             Op::Streams(op) => self.streams(op),
+            Op::Choice(op) => self.choice(op, batch),
             Op::Ngram(op) => self.ngram(op, batch),
             Op::Mamba2(op) => {
                 let mut heads = self.take(op.out);

@@ -5,6 +5,7 @@
 
 pub mod attention;
 mod attention_fixed;
+mod choice;
 pub mod drafting;
 mod experts;
 mod fit;
