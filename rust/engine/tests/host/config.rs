@@ -247,6 +247,10 @@ fn missing_tensors_and_wrong_shapes() {
                 w.remove("tokenizer.ggml.tokens");
                 let t = w.tensors.remove(i);
                 w.tensor(&t.name, &wrong, t.ty.id);
+                let is_table = arch.name == "qwen4exp" && t.name.starts_with("per_layer");
+                if is_table && wrong.len() == 2 && wrong[0] == shape[0] {
+                    continue; // More rows than hashes reach are no contradiction.
+                }
                 let expected = if t.name != "token_embd.weight" {
                     format!("{shape:?}")
                 } else if wrong.len() == 2 && wrong[0] == shape[0] {
