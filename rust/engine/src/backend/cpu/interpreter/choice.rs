@@ -210,7 +210,7 @@ fn choose(scores: &[f32], tokens: usize, [ratio, top_k]: [usize; 2], words: &mut
         blocks.truncate(most);
     }
     blocks.into_iter().for_each(&mut set);
-    if tokens % ratio > 0 {
+    if !tokens.is_multiple_of(ratio) {
         set(tokens / ratio);
     }
     for (word, bits) in words.iter_mut().zip(bits) {
