@@ -99,6 +99,16 @@ fn add_ngrams(b: &mut Builder<'_>, of: &NgramConfig, x: &Streamed) -> Result<()>
 
 /// The rows that the n-grams that end with a token choose of the table, one after another.
 fn recent_rows(b: &mut Builder<'_>, of: &NgramConfig, n_rows: usize) -> Result<BufferId> {
+    // Numbers of tokens are exact below it, and one more than these.
+    const MOST: usize = (1 << 24) - 1;
+    if b.config.n_vocab > MOST {
+        return Err(Error::Tensor {
+            name: "token_embd.weight".into(),
+            found: format!("{} tokens", b.config.n_vocab),
+            expected: format!("at most {MOST} in a model with a table of n-grams"),
+            remedy: "use another model".into(),
+        });
+    }
     let table = NgramTable {
         width: of.width,
         eos: of.eos,
