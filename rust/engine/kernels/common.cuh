@@ -238,6 +238,21 @@ DEVICE void store_release_sys_u64(uint64_t* address, uint64_t value) {
                          ::"l"(address), "l"(value) : "memory");)
 }
 
+// Returns once another card has stored `value`, or more, and what it wrote before is visible; or once
+// `abort`, a word of the host, is not zero.
+DEVICE void wait_for_card(const uint64_t* flag, uint64_t value, const uint64_t* abort) {
+    ON_HOST(sim::wait_for_peer(flag, value, abort);)
+    ON_CARD(
+        uint64_t seen;
+        for (uint32_t looks = 1;; looks++) {
+            asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(flag) : "memory");
+            if (seen >= value) break;
+            if (looks % 1024) continue;
+            asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(abort) : "memory");
+            if (seen) break;
+        })
+}
+
 // Raises the word to `value` if that is larger. The host reads it after a later kernel has reported, and
 // clears it when no kernel that may write it runs.
 DEVICE void raise_to_u64(uint64_t* address, uint64_t value) {

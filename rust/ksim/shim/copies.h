@@ -60,6 +60,7 @@ template <typename T>
 static inline void store_release(T* address, T value) {
     check_global("a store", address, sizeof(T));
     __atomic_store_n(address, value, __ATOMIC_RELEASE);
+    ++*launch->released;
 }
 
 static inline uint32_t atomic_inc_wrap(uint32_t* address, uint32_t last) {

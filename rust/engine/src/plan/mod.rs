@@ -7,6 +7,7 @@ mod kv;
 mod mamba2;
 mod op;
 pub mod parts;
+mod share;
 #[allow(clippy::module_inception)]
 mod plan;
 pub mod signature;
@@ -23,3 +24,4 @@ pub use plan::{
     Buffer, BufferId, Drafter, Hidden, LongFactors, Plan, RopeTable, Rows, State, StateId,
     Temperature, Weight, WeightId,
 };
+pub use share::{Share, MOST_CARDS};

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::exchange::ExchangeAddresses;
 use super::layout::Order;
 use super::params::KvView;
 use super::shapes::Shapes;
@@ -51,6 +52,8 @@ pub struct Addresses {
     /// `[n_slots]` u64: see [`super::overflow`].
     pub overflows: u64,
     pub scratch: ScratchAddresses,
+    /// Of a plan that is shared.
+    pub exchange: ExchangeAddresses,
 }
 
 /// Where what rounds keep lies.

@@ -4,6 +4,7 @@
 //! tokens.
 
 mod feed;
+mod follow;
 mod rounds;
 
 use std::sync::Arc;
@@ -65,36 +66,50 @@ impl CudaBackend {
     ) -> Result<Self> {
         let context = Context::new(ordinal)?;
         let mut backend = Self::on(&context, plan, weights, options)?;
-        let keys = match backend.looks_ahead() {
+        backend.load(weights, options, progress)?;
+        Ok(backend)
+    }
+
+    /// Uploads the model and captures the step of one row.
+    ///
+    /// # Errors
+    /// As [`CudaBackend::new`].
+    pub(super) fn load(
+        &mut self,
+        weights: &dyn Weights,
+        options: &RunnerOptions,
+        progress: Progress<'_>,
+    ) -> Result<()> {
+        let keys = match self.looks_ahead() {
             true => Vec::new(),
-            false => backend.dispatch.at_load(options.gpu.warmup),
+            false => self.dispatch.at_load(options.gpu.warmup),
         };
         let mut specs = Vec::new();
         for key in &keys {
-            specs.extend(backend.decoder.specs(*key)?);
+            specs.extend(self.decoder.specs(*key)?);
         }
         if options.gpu.warmup {
             // So no running request waits for a compiler when others join.
-            specs.extend(backend.serving_specs()?);
+            specs.extend(self.serving_specs()?);
         }
         let told = |done, total| progress("weights".into(), done, total);
-        backend.load_times = backend.decoder.card.load(weights, &specs, &told)?;
+        self.load_times = self.decoder.card.load(weights, &specs, &told)?;
         let total = keys.len() as u64;
         for (done, key) in (0..).zip(keys) {
-            let gib = context.memory()?.0 as f64 / f64::from(1 << 30);
+            let gib = self.decoder.card.context.memory()?.0 as f64 / f64::from(1 << 30);
             let stage = format!("capture batch {}, {gib:.1} GiB free", key.rows);
             progress(stage, done, total)?;
-            backend.prepare(key)?;
+            self.prepare(key)?;
         }
         let spared = spared();
         if !options.gpu.warmup && spared > 0 {
             // The first prompts find them compiled, or being compiled.
-            let serving = backend.serving_specs()?;
-            let card = &backend.decoder.card;
-            backend._ahead = Some(card.compile_ahead(serving, spared));
+            let serving = self.serving_specs()?;
+            self._ahead = Some(self.decoder.card.compile_ahead(serving, spared));
         }
-        Ok(backend)
+        Ok(())
     }
+
 
     /// The same on a card that is only described: what it takes there, and the kernels that it
     /// runs, are those of the real one.
@@ -114,7 +129,7 @@ impl CudaBackend {
     ///
     /// # Errors
     /// As [`CudaBackend::new`].
-    fn on(
+    pub(super) fn on(
         context: &Arc<Context>,
         plan: Arc<Plan>,
         weights: &dyn Weights,
@@ -265,22 +280,30 @@ impl CudaBackend {
 
     /// Reads every finished step; with `wait`, the oldest one for sure.
     fn read_ring(&mut self, wait: bool) -> Result<()> {
+        if wait {
+            let Decoder { ring, card, .. } = &self.decoder;
+            ring.await_oldest(&card.stream)?;
+        }
+        while self.read_step()? {}
+        self.decoder.card.kv.take_error().map_or(Ok(()), Err)
+    }
+
+    /// Reads the oldest step, if it is finished.
+    fn read_step(&mut self) -> Result<bool> {
         let Self {
             decoder, sequences, ..
         } = self;
-        if wait {
-            decoder.ring.await_oldest(&decoder.card.stream)?;
-        }
-        while let Some(step) = decoder.ring.pop() {
-            let logits = |row| {
-                let mut logits = vec![0.0; decoder.n_vocab()];
-                decoder.read_logits(row, &mut logits)?;
-                Ok(logits)
-            };
-            let overflow = |slot, until| decoder.card.take_overflow(slot, until);
-            sequences.collect(&step, &decoder.ring, logits, overflow)?;
-        }
-        decoder.card.kv.take_error().map_or(Ok(()), Err)
+        let Some(step) = decoder.ring.pop() else {
+            return Ok(false);
+        };
+        let logits = |row| {
+            let mut logits = vec![0.0; decoder.n_vocab()];
+            decoder.read_logits(row, &mut logits)?;
+            Ok(logits)
+        };
+        let overflow = |slot, until| decoder.card.take_overflow(slot, until);
+        sequences.collect(&step, &decoder.ring, logits, overflow)?;
+        Ok(true)
     }
 
     /// Queues a step, or its draw, of `live`, slots and requests.

@@ -1,0 +1,73 @@
+// Of several cards: out[r][piece][rank] = x[r][piece] of that card. Each block stores its share of x where the
+// other cards look for it, says so behind that, and waits for theirs.
+//
+// What comes from others lands in memory of its own, by turns in one of two halves: a card stores the next
+// exchange's while this one may still be taking the last one's, but not the one's behind that, for which it
+// waits for this card.
+//
+// variant.cuh: CARDS, PIECE (numbers of a piece that a card has), PIECES (of a row).
+#include "common.cuh"
+#include "host.cuh"
+#include "variant.cuh"
+
+constexpr uint32_t GROUP = PIECE % 4 == 0 ? 4 : 1;  // numbers that a thread has at a time
+constexpr uint32_t GROUPS = PIECE / GROUP;
+
+struct Params {
+    const float* x;  // [m][PIECES][PIECE]
+    float* out;      // [m][PIECES][CARDS][PIECE]
+    // By card, there: [2][MOST_CARDS][capacity], by parity and by whom it is from.
+    float* landing[MOST_CARDS];
+    // By card, there: [MOST_CARDS][MOST_BLOCKS], how many exchanges came from whom.
+    uint64_t* flags[MOST_CARDS];
+    uint64_t* counts;       // [MOST_BLOCKS]: exchanges so far
+    const uint64_t* abort;  // a word of the host: not zero once a card has failed
+    uint64_t capacity;
+    uint32_t n;  // groups of x
+    uint32_t rank;
+};
+
+DEVICE void copy(float* to, const float* from) {
+    if constexpr (GROUP == 4) {
+        *reinterpret_cast<float4*>(to) = load_relaxed_f32x4(from);
+    } else {
+        *to = load_relaxed_f32(from);
+    }
+}
+
+KERNEL_BOUNDS(exchange, Params, 256, 1) {
+    pdl_wait();
+    pdl_trigger();
+    delay_block();
+    const uint64_t number = load_relaxed_u64(p.counts + blockIdx.x) + 1;
+    const uint64_t half = number % 2 * MOST_CARDS;
+    const uint32_t first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
+    auto place = [&](uint32_t i, uint32_t card) {
+        const uint64_t piece = i / GROUPS;
+        return p.out + ((piece * CARDS + card) * GROUPS + i % GROUPS) * GROUP;
+    };
+    for (uint32_t i = first; i < p.n; i += stride) {
+        const float* from = p.x + static_cast<uint64_t>(i) * GROUP;
+        copy(place(i, p.rank), from);
+#pragma unroll
+        for (uint32_t card = 0; card < CARDS; card++) {
+            if (card == p.rank) continue;
+            copy(p.landing[card] + (half + p.rank) * p.capacity + static_cast<uint64_t>(i) * GROUP, from);
+        }
+    }
+    __syncthreads();
+    const uint32_t card = threadIdx.x;
+    if (card < CARDS && card != p.rank) {
+        store_release_sys_u64(p.flags[card] + p.rank * MOST_BLOCKS + blockIdx.x, number);
+        wait_for_card(p.flags[p.rank] + card * MOST_BLOCKS + blockIdx.x, number, p.abort);
+    }
+    if (threadIdx.x == CARDS) p.counts[blockIdx.x] = number;
+    __syncthreads();
+    for (uint32_t i = first; i < p.n; i += stride) {
+#pragma unroll
+        for (uint32_t card = 0; card < CARDS; card++) {
+            if (card == p.rank) continue;
+            copy(place(i, card), p.landing[p.rank] + (half + card) * p.capacity + static_cast<uint64_t>(i) * GROUP);
+        }
+    }
+}
