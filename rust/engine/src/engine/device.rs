@@ -206,7 +206,16 @@ mod tests {
     #[test]
     fn other_names_are_refused() {
         for name in [
-            "", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1234", "CPU", "cuda:0,", "cuda:0,0", "cuda:,1",
+            "",
+            "gpu",
+            "cuda:",
+            "cuda:x",
+            "cuda:-1",
+            "cuda:1234",
+            "CPU",
+            "cuda:0,",
+            "cuda:0,0",
+            "cuda:,1",
             "cuda:0,1,2,3,4",
         ] {
             let error = on(name, true, true).unwrap_err();

@@ -7,9 +7,9 @@ mod kv;
 mod mamba2;
 mod op;
 pub mod parts;
-mod share;
 #[allow(clippy::module_inception)]
 mod plan;
+mod share;
 pub mod signature;
 #[cfg(test)]
 pub mod sketch;
@@ -24,4 +24,4 @@ pub use plan::{
     Buffer, BufferId, Drafter, Hidden, LongFactors, Plan, RopeTable, Rows, State, StateId,
     Temperature, Weight, WeightId,
 };
-pub use share::{Share, MOST_CARDS};
+pub use share::{Gather, Share, MOST_CARDS};

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::signature::{Access, Operand, Over, Parts, Signature, Width};
 use super::{BufferId, KvShape, Op, Plan, Weight, WeightId};
 
 /// Most cards of one model.
@@ -20,6 +21,27 @@ pub struct Share {
     /// From 0 on, below `cards`.
     pub rank: usize,
     pub cards: usize,
+}
+
+/// Of several cards: `out[r]` is what all of them have of it, where `x[r]` is this one's. Of each of `pieces`
+/// pieces of a row it is every card's part, by rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gather {
+    pub x: BufferId,
+    pub out: BufferId,
+    pub pieces: usize,
+}
+
+impl Gather {
+    /// As [`Op::signature`].
+    pub(super) fn signature(self) -> Signature {
+        let x = Operand::new(self.x, Access::Read);
+        let out = Operand::new(self.out, Access::Write).wide(Width::Cards);
+        Signature {
+            parts: Parts::Heads(self.pieces),
+            ..Signature::new("gather", Over::Buffers, vec![x, out])
+        }
+    }
 }
 
 /// Where the numbers of a buffer are at a place of the plan.
@@ -107,7 +129,10 @@ impl<'a> Sharing<'a> {
             return *part;
         }
         let whole = self.from.buffer(id);
-        let (name, width) = (format!("{}.part", whole.name), whole.width / self.share.cards);
+        let (name, width) = (
+            format!("{}.part", whole.name),
+            whole.width / self.share.cards,
+        );
         let part = self.plan.add_buffer(&name, width, whole.rows);
         self.parts.insert(id, part);
         part
@@ -117,7 +142,8 @@ impl<'a> Sharing<'a> {
     fn need_whole(&mut self, id: BufferId) {
         if let Held::Part(pieces) = self.held(id) {
             let x = self.part(id);
-            self.plan.ops.push(Op::Gather { x, out: id, pieces });
+            let out = id;
+            self.plan.ops.push(Op::Gather(Gather { x, out, pieces }));
             self.held.insert(id, Held::Both(pieces));
         }
     }
@@ -211,9 +237,7 @@ impl<'a> Sharing<'a> {
                 bias,
                 routes,
                 ..
-            } if !self.from.goes_to_all(*routes) => {
-                (*weight, *bias, self.width(*routes) / 2)
-            }
+            } if !self.from.goes_to_all(*routes) => (*weight, *bias, self.width(*routes) / 2),
             _ => return None,
         };
         if !self.splits(weight) {

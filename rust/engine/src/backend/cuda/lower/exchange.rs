@@ -4,7 +4,7 @@ use super::lowering::{Lowering, Pass};
 use crate::backend::cuda::driver::source::{constants, shared, source, Source};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Op, Plan, MOST_CARDS};
+use crate::plan::{Gather, Op, Plan, MOST_CARDS};
 
 /// Most blocks of an exchange: few enough that all of them are in flight, whatever else is.
 pub const MOST_BLOCKS: usize = 64;
@@ -64,8 +64,8 @@ pub struct ExchangeAddresses {
 /// logits.
 pub fn capacity(plan: &Plan, rows: usize, out: usize) -> usize {
     let given = plan.ops.iter().filter_map(|op| match op {
-        Op::Gather { x, .. } => {
-            let x = plan.buffer(*x);
+        Op::Gather(op) => {
+            let x = plan.buffer(op.x);
             Some(x.rows.of(rows, out) * x.width)
         }
         _ => None,
@@ -77,13 +77,8 @@ pub fn capacity(plan: &Plan, rows: usize, out: usize) -> usize {
 ///
 /// # Errors
 /// [`Error::Internal`] of a plan that is not shared.
-pub fn gather(
-    l: &Lowering,
-    x: BufferId,
-    out: BufferId,
-    pieces: usize,
-    pass: &Pass,
-) -> Result<Spec> {
+pub fn gather(l: &Lowering, op: Gather, pass: &Pass) -> Result<Spec> {
+    let Gather { x, out, pieces } = op;
     let share = l.plan.share;
     let share = share.ok_or_else(|| Error::Internal("one card's part of no share".into()))?;
     let piece = l.plan.buffer(x).width / pieces;

@@ -346,7 +346,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
         }
         Op::Join { x, y, out, of, .. } => heads::join(l, [x, y, out], of, pass),
         Op::RouteAll { out } => heads::route_all(l, out, pass),
-        Op::Gather { x, out, pieces } => exchange::gather(l, x, out, pieces, pass)?,
+        Op::Gather(op) => exchange::gather(l, op, pass)?,
         Op::ShortConv { .. } | Op::GatedConv { .. } | Op::DeltaNet { .. } | Op::Mamba2(_) => {
             match pass.path {
                 Path::Round => rounds::verify(l, op, pass)?,

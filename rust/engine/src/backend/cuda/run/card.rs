@@ -217,7 +217,9 @@ impl Card {
             rounds: states.round_addresses(),
             overflows: overflows.address(),
             scratch: scratch.addresses(),
-            exchange: exchange.as_ref().map_or_else(Default::default, Exchange::addresses),
+            exchange: exchange
+                .as_ref()
+                .map_or_else(Default::default, Exchange::addresses),
             ..Addresses::default()
         };
         weights.place(&mut at);
@@ -429,7 +431,10 @@ impl Card {
     /// The error of numbers of `slot` up to this position that have no place, if there were any since the
     /// last call; what is behind it is of a step that was launched ahead.
     pub fn take_overflow(&self, slot: usize, until: u64) -> Option<Error> {
-        let words = self.overflows.iter().filter_map(|all| all.words().get(slot));
+        let words = self
+            .overflows
+            .iter()
+            .filter_map(|all| all.words().get(slot));
         let mut found = None;
         for word in words {
             let position = overflow::position(word.load(Ordering::Acquire));

@@ -52,9 +52,20 @@ impl CardsBackend {
             let plan = Arc::new(plan.shared(Share { rank, cards }));
             CudaBackend::on(context, plan, weights, options)
         };
-        let mut cards = contexts.iter().enumerate().map(on).collect::<Result<Vec<_>>>()?;
-        let addresses: Vec<_> = cards.iter_mut().map(|c| c.card().exchange_addresses()).collect();
-        let reports: Vec<_> = cards.iter_mut().skip(1).map(|c| c.card().reports()).collect();
+        let mut cards = contexts
+            .iter()
+            .enumerate()
+            .map(on)
+            .collect::<Result<Vec<_>>>()?;
+        let addresses: Vec<_> = cards
+            .iter_mut()
+            .map(|c| c.card().exchange_addresses())
+            .collect();
+        let reports: Vec<_> = cards
+            .iter_mut()
+            .skip(1)
+            .map(|c| c.card().reports())
+            .collect();
         for (rank, card) in cards.iter_mut().enumerate() {
             let heard = if rank == 0 { &reports[..] } else { &[] };
             card.card().meet(&addresses, heard);
@@ -115,7 +126,9 @@ impl CardsBackend {
             let threads: Vec<_> = others.iter_mut().map(work).collect();
             let own = held(first(own));
             let ended = || Err(Error::Internal("a card's thread ended early".into()));
-            let others = threads.into_iter().map(|t| t.join().unwrap_or_else(|_| ended()));
+            let others = threads
+                .into_iter()
+                .map(|t| t.join().unwrap_or_else(|_| ended()));
             std::iter::once(own).chain(others).collect()
         });
         let made: Result<Vec<T>> = made.into_iter().collect();
@@ -171,7 +184,11 @@ impl Backend for CardsBackend {
 
     fn feed(&mut self, parts: &[Part<'_>], step: bool) -> Result<Vec<(usize, Error)>> {
         let mut failed: Vec<(usize, Error)> = Vec::new();
-        for (slot, error) in self.each(|card| card.feed(parts, step))?.into_iter().flatten() {
+        for (slot, error) in self
+            .each(|card| card.feed(parts, step))?
+            .into_iter()
+            .flatten()
+        {
             if failed.iter().all(|(known, _)| *known != slot) {
                 failed.push((slot, error));
             }
@@ -219,7 +236,9 @@ impl Backend for CardsBackend {
         let queued = self.cards[0].queued_steps();
         let events = self.cards[0].drain(wait);
         let read = queued - self.cards[0].queued_steps();
-        let followed = self.cards[1..].iter_mut().try_for_each(|card| card.follow(read));
+        let followed = self.cards[1..]
+            .iter_mut()
+            .try_for_each(|card| card.follow(read));
         let events = events.and_then(|events| followed.map(|()| events));
         if let Err(error) = &events {
             self.aborts.iter().for_each(Abort::raise);

@@ -12,9 +12,7 @@ impl CudaBackend {
     pub(in crate::backend::cuda::run) fn follow(&mut self, steps: usize) -> Result<()> {
         self.idle = false;
         for _ in 0..steps {
-            self.decoder
-                .ring
-                .await_oldest(&self.decoder.card.stream)?;
+            self.decoder.ring.await_oldest(&self.decoder.card.stream)?;
             self.read_step()?;
         }
         self.sequences.take_events();
