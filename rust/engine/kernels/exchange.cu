@@ -1,9 +1,9 @@
 // Of several cards: out[r][piece][rank] = x[r][piece] of that card. Each block stores its share of x where the
 // other cards look for it, says so behind that, and waits for theirs.
 //
-// What comes from others lands in memory of its own, by turns in one of two halves: a card stores the next
-// exchange's while this one may still be taking the last one's, but not the one's behind that, for which it
-// waits for this card.
+// What comes from others lands in memory of its own, by turns in one of two halves: a card may store its
+// part of the next exchange while this one still takes the last one's, but not of the one behind that,
+// before which it waits for all blocks of this one's next.
 //
 // variant.cuh: CARDS, PIECE (numbers of a piece that a card has), PIECES (of a row).
 #include "common.cuh"
@@ -18,9 +18,10 @@ struct Params {
     float* out;      // [m][PIECES][CARDS][PIECE]
     // By card, there: [2][MOST_CARDS][capacity], by parity and by whom it is from.
     float* landing[MOST_CARDS];
-    // By card, there: [MOST_CARDS][MOST_BLOCKS], how many exchanges came from whom.
+    // By card, there: [MOST_CARDS][MOST_BLOCKS], the last exchange whose part has come, by whom it is from.
     uint64_t* flags[MOST_CARDS];
-    uint64_t* counts;       // [MOST_BLOCKS]: exchanges so far
+    uint64_t* count;        // exchanges so far
+    uint32_t* ticket;       // zero between launches
     const uint64_t* abort;  // a word of the host: not zero once a card has failed
     uint64_t capacity;
     uint32_t n;  // groups of x
@@ -39,7 +40,7 @@ KERNEL_BOUNDS(exchange, Params, 256, 1) {
     pdl_wait();
     pdl_trigger();
     delay_block();
-    const uint64_t number = load_relaxed_u64(p.counts + blockIdx.x) + 1;
+    const uint64_t number = load_relaxed_u64(p.count) + 1;
     const uint64_t half = number % 2 * MOST_CARDS;
     const uint32_t first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
     auto place = [&](uint32_t i, uint32_t card) {
@@ -61,7 +62,10 @@ KERNEL_BOUNDS(exchange, Params, 256, 1) {
         store_release_sys_u64(p.flags[card] + p.rank * MOST_BLOCKS + blockIdx.x, number);
         wait_for_card(p.flags[p.rank] + card * MOST_BLOCKS + blockIdx.x, number, p.abort);
     }
-    if (threadIdx.x == CARDS) p.counts[blockIdx.x] = number;
+    // Behind the last block's: until then some may still read it.
+    if (threadIdx.x == CARDS && atomic_inc_acq_rel_wrap(p.ticket, gridDim.x - 1) == gridDim.x - 1) {
+        *p.count = number;
+    }
     __syncthreads();
     for (uint32_t i = first; i < p.n; i += stride) {
 #pragma unroll

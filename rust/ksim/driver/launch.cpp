@@ -208,6 +208,7 @@ std::unique_ptr<Flight> take_off(const Work& work, const void* owner, Context* c
     launch.programmatic = work.programmatic;
     launch.seed = launch_seed();
     launch.released = &released_stores;
+    launch.in_order = settings().devices > 1;
     launch.stacks = ground().stacks_of(flight->place);
     launch.stack_bytes = STACK_BYTES;
     launch.message = flight->message;

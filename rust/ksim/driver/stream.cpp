@@ -433,7 +433,7 @@ KSIM_API CUresult cuStreamQuery(CUstream handle) {
     CUresult code;
     Stream* stream = resolve_stream(handle, code);
     if (code || (code = refuse_capturing(stream, entry.name))) return code;
-    if (stream->queue.empty()) return stream->context->sticky;
+    if (stream->done_serial >= stream->last_serial) return stream->context->sticky;
     make_progress();
     return CUDA_ERROR_NOT_READY;
 }

@@ -36,6 +36,8 @@ struct ksim_launch {
     uint32_t programmatic;
     // Most blocks in flight, whole clusters. 1: each runs to its end. More: the last ones stop where they trigger.
     uint32_t blocks;
+    // Blocks are started in ascending order: those that wait for other devices' must not wait for each other.
+    uint32_t in_order;
     // Counts the stores that other devices may wait for.
     uint64_t* released;
     // 0: blocks, warps and lanes in ascending order; else each run has an order of its own.

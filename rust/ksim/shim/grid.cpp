@@ -346,7 +346,7 @@ static void* open_grid(const ksim_launch* l) {
     Grid* g = static_cast<Grid*>(calloc(1, sizeof(Grid)));
     g->launch = l;
     g->blocks = l->grid[0] * l->grid[1] * l->grid[2];
-    if (!l->seed) return g;
+    if (!l->seed || l->in_order) return g;
     const uint32_t clusters = g->blocks / l->cluster;
     g->order = static_cast<uint32_t*>(malloc(clusters * sizeof(uint32_t)));
     for (uint32_t i = 0; i < clusters; i++) g->order[i] = i;

@@ -591,7 +591,8 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     }
     reporter.at("open", 0, 0)?;
     let model = Arc::new(Model::open(path)?);
-    let (config, plan) = plan_of(&model, options.speculate)?;
+    let speculate = options.speculate.on(&device)?;
+    let (config, plan) = plan_of(&model, speculate)?;
     model.check_data(plan.weights.iter().map(|w| w.name.as_str()))?;
     let mut n_ctx = options.context(config.n_ctx_train)?;
     if plan.looks_ahead() && device != Device::Cpu {
@@ -657,7 +658,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             .map(str::to_owned),
         load_seconds: 0.0,
         graphs: backend.inspect().map(|graphs| graphs.graph_stats()),
-        speculate: options.speculate,
+        speculate,
         keeps_states,
         load_parts: parts,
         wanted_ctx: n_ctx,

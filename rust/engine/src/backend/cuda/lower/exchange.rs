@@ -22,8 +22,10 @@ shared! {
         /// `[m][PIECES][CARDS][PIECE]` f32.
         pub out: u64,
         pub landing: [u64; MOST_CARDS], pub flags: [u64; MOST_CARDS],
-        /// `[MOST_BLOCKS]` u64.
-        pub counts: u64,
+        /// One u64.
+        pub count: u64,
+        /// One u32.
+        pub ticket: u64,
         /// One u64 in host memory.
         pub abort: u64,
         pub capacity: u64,
@@ -52,8 +54,8 @@ pub struct ExchangeAddresses {
     pub landing: [u64; MOST_CARDS],
     /// By card, `[MOST_CARDS][MOST_BLOCKS]` u64.
     pub flags: [u64; MOST_CARDS],
-    /// `[MOST_BLOCKS]` u64.
-    pub counts: u64,
+    /// One u64, and behind it one u32.
+    pub count: u64,
     /// One u64 in host memory.
     pub abort: u64,
     /// Numbers of a card in one exchange, at most.
@@ -95,7 +97,8 @@ pub fn gather(l: &Lowering, op: Gather, pass: &Pass) -> Result<Spec> {
         out: l.address(out),
         landing: at.landing,
         flags: at.flags,
-        counts: at.counts,
+        count: at.count,
+        ticket: at.count + 8,
         abort: at.abort,
         capacity: at.capacity as u64,
         n,

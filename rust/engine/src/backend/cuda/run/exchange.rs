@@ -18,7 +18,7 @@ pub struct Exchange {
     capacity: usize,
     landing: DeviceBuffer,
     flags: DeviceBuffer,
-    counts: DeviceBuffer,
+    count: DeviceBuffer,
     abort: Arc<HostBuffer>,
 }
 
@@ -40,12 +40,12 @@ impl Exchange {
             capacity,
             landing: DeviceBuffer::new(context, 2 * MOST_CARDS * capacity * 4)?,
             flags: DeviceBuffer::new(context, MOST_CARDS * MOST_BLOCKS * 8)?,
-            counts: DeviceBuffer::new(context, MOST_BLOCKS * 8)?,
+            count: DeviceBuffer::new(context, 16)?,
             abort: Arc::new(HostBuffer::new(context, 8)?),
         };
         exchange.landing.fill(0xff, stream)?;
         exchange.flags.fill(0, stream)?;
-        exchange.counts.fill(0, stream)?;
+        exchange.count.fill(0, stream)?;
         stream.synchronize()?;
         Ok(exchange)
     }
@@ -53,7 +53,7 @@ impl Exchange {
     /// Its own addresses; of other cards', those that this one does not know yet, zero.
     pub fn addresses(&self) -> ExchangeAddresses {
         let mut at = ExchangeAddresses {
-            counts: self.counts.address(),
+            count: self.count.address(),
             abort: self.abort.address(),
             capacity: self.capacity,
             ..ExchangeAddresses::default()
