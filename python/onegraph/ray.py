@@ -175,10 +175,10 @@ def app(args: Mapping[str, Any]) -> Application:
     """A Ray Serve application: each replica loads the model and serves `onegraph.asgi`.
 
     args: `model`, and optionally: `name`, the model's name in requests (by default as in `model`;
-        for a file, without folder and ending); `num_gpus` per replica (as many cards as `device` names);
-        `num_replicas` (1); `max_ongoing_requests` per replica (twice its `max_batch`); and keywords
-        of `LLM` and of `onegraph.asgi`. Strings, as from `serve run`, are parsed as JSON if they
-        are JSON
+        for a file, without folder and ending); `num_gpus` per replica (the cards that `device`
+        names); `num_replicas` (1); `max_ongoing_requests` per replica (twice its `max_batch`); and
+        keywords of `LLM` and of `onegraph.asgi`. Strings, as from `serve run`, are parsed as JSON
+        if they are JSON
 
     Raises `ArgumentError` for a missing model or an unknown name.
     """

@@ -41,28 +41,26 @@ def test_two_cards_give_what_one_gives(simulated: OnCard) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("name", "env"),
+    ("name", "device", "env"),
     [
         # Work that runs late, lanes in any order.
-        ("tiny-llama", {"KSIM_SEED": "5", "KSIM_LAZY": "1"}),
+        ("tiny-llama", "cuda:3,1,0,2", {"KSIM_SEED": "5", "KSIM_LAZY": "1"}),
         # Heads that do not divide by four.
-        ("tiny-llama-gqa", {}),
-        ("tiny-qwen3moe", {}),
-        ("tiny-gemma3", {}),
+        ("tiny-llama-gqa", "cuda:0,1,2,3", {}),
+        ("tiny-qwen3moe", "cuda:0,1,2,3", {}),
+        ("tiny-gemma3", "cuda:0,1", {}),
         # Layers that keep states, and gates of heads.
-        ("tiny-qwen35", {"KSIM_SEED": "3"}),
-        ("tiny-gpt-oss", {}),
+        ("tiny-qwen35", "cuda:0,1", {"KSIM_SEED": "3"}),
+        ("tiny-gpt-oss", "cuda:0,1", {}),
         # Keys that all heads share.
-        ("tiny-deepseek2", {}),
+        ("tiny-deepseek2", "cuda:0,1", {}),
     ],
 )
 def test_more_cards_give_what_one_gives(
-    simulated: OnCard, tmp_path: Path, name: str, env: dict[str, str]
+    simulated: OnCard, tmp_path: Path, name: str, device: str, env: dict[str, str]
 ) -> None:
-    found = simulated(
-        SAME, path=model(tmp_path, name), env=CARDS | env, devices=["cuda:0,1", "cuda:3,1,0,2"]
-    )
-    assert found["same"] == [True, True]
+    found = simulated(SAME, path=model(tmp_path, name), env=CARDS | env, devices=[device])
+    assert found["same"] == [True]
 
 
 RANDOM = """
@@ -75,6 +73,7 @@ def request():
     return ids, {"max_tokens": draw.choice([1, 4, 9]), "temperature": draw.choice([0, 1.0]),
                  "seed": draw.randrange(99), "ignore_eos": draw.random() < 0.5}
 requests = [request() for _ in range(given["requests"])]
+read = lambda stream: [token for piece in stream for token in piece.token_ids]
 def use(device, at_once):
     with onegraph.LLM(path, device=device, n_ctx=160, max_batch=4, kv_tokens=512,
                       prefill_chunk=64) as llm:
@@ -83,8 +82,8 @@ def use(device, at_once):
             streams[i] = llm.generate(ids, stream=True, **options)
             if len(streams) == at_once:
                 first = min(streams)
-                texts[first] = [i for piece in streams.pop(first) for i in piece.token_ids]
-        texts.update({i: [t for piece in stream for t in piece.token_ids] for i, stream in streams.items()})
+                texts[first] = read(streams.pop(first))
+        texts.update({i: read(stream) for i, stream in streams.items()})
         return [texts[i] for i in range(len(requests))]
 out["same"] = use("cuda:0,1", 6) == use("cpu", 1)
 """
@@ -126,7 +125,8 @@ import ctypes, time
 driver = ctypes.CDLL("libcuda.so")
 llm = onegraph.LLM(path, device="cuda:0,1", n_ctx=256, max_batch=2)
 llm.generate([3, 4, 5], max_tokens=3)
-streams = [llm.generate([3 + i, 4, 5], max_tokens=200, ignore_eos=True, stream=True) for i in range(2)]
+long = {"max_tokens": 200, "ignore_eos": True, "stream": True}
+streams = [llm.generate([3 + i, 4, 5], **long) for i in range(2)]
 next(iter(streams[0]))
 driver.ksimFailAfter(ctypes.c_longlong(given["after"]), 700)
 begun = time.monotonic()
@@ -150,7 +150,7 @@ out["closed"] = True
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("after", [1, 2, 3, 5, 8, 13, 40])
+@pytest.mark.parametrize("after", [1, 3, 8, 40])
 def test_a_card_that_fails_ends_the_waits_of_all(simulated: OnCard, after: int) -> None:
     found = simulated(LOST, env=CARDS, after=after)
     assert found["closed"] and all(error != "none" for error in found["errors"]), found

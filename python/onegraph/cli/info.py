@@ -134,7 +134,7 @@ def _free_memory() -> int | None:
 
 
 def _free_on(device: str) -> int | None:
-    """Bytes that are free on "cpu" or "cuda:N", of several cards the least; None where nobody says."""
+    """Bytes free on "cpu" or "cuda:N", of several cards the least; None where nobody says."""
     if device == "cpu":
         return _free_memory()
     cards: list[Info] = json.loads(_native.cuda_devices(nvrtc.folders()))["cards"]

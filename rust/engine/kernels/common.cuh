@@ -238,6 +238,17 @@ DEVICE void store_release_sys_u64(uint64_t* address, uint64_t value) {
                          ::"l"(address), "l"(value) : "memory");)
 }
 
+// Stores to memory of another card: seen there behind a later store_release_sys_u64 of this thread, or of one
+// that a barrier lies between.
+DEVICE void store_away(float4* address, float4 value) {
+    ON_HOST(sim::store_late(address, &value, sizeof value);)
+    ON_CARD(*address = value;)
+}
+DEVICE void store_away(float* address, float value) {
+    ON_HOST(sim::store_late(address, &value, sizeof value);)
+    ON_CARD(*address = value;)
+}
+
 // Returns once another card has stored `value`, or more, and what it wrote before is visible; or once
 // `abort`, a word of the host, is not zero.
 DEVICE void wait_for_card(const uint64_t* flag, uint64_t value, const uint64_t* abort) {

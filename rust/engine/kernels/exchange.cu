@@ -28,13 +28,18 @@ struct Params {
     uint32_t rank;
 };
 
-DEVICE void copy(float* to, const float* from) {
-    if constexpr (GROUP == 4) {
-        *reinterpret_cast<float4*>(to) = load_relaxed_f32x4(from);
-    } else {
-        *to = load_relaxed_f32(from);
-    }
-}
+DEVICE float load(const float* at) { return load_relaxed_f32(at); }
+DEVICE float4 load(const float4* at) { return load_relaxed_f32x4(at); }
+
+template <uint32_t n>
+struct Numbers {
+    using Type = float;
+};
+template <>
+struct Numbers<4> {
+    using Type = float4;
+};
+using Value = Numbers<GROUP>::Type;
 
 KERNEL_BOUNDS(exchange, Params, 256, 1) {
     pdl_wait();
@@ -43,17 +48,21 @@ KERNEL_BOUNDS(exchange, Params, 256, 1) {
     const uint64_t number = load_relaxed_u64(p.count) + 1;
     const uint64_t half = number % 2 * MOST_CARDS;
     const uint32_t first = blockIdx.x * blockDim.x + threadIdx.x, stride = gridDim.x * blockDim.x;
+    const Value* x = reinterpret_cast<const Value*>(p.x);
     auto place = [&](uint32_t i, uint32_t card) {
         const uint64_t piece = i / GROUPS;
-        return p.out + ((piece * CARDS + card) * GROUPS + i % GROUPS) * GROUP;
+        return reinterpret_cast<Value*>(p.out) + (piece * CARDS + card) * GROUPS + i % GROUPS;
+    };
+    auto landing = [&](uint32_t card, uint32_t from) {
+        return reinterpret_cast<Value*>(p.landing[card] + (half + from) * p.capacity);
     };
     for (uint32_t i = first; i < p.n; i += stride) {
-        const float* from = p.x + static_cast<uint64_t>(i) * GROUP;
-        copy(place(i, p.rank), from);
+        const Value value = load(x + i);
+        *place(i, p.rank) = value;
 #pragma unroll
         for (uint32_t card = 0; card < CARDS; card++) {
             if (card == p.rank) continue;
-            copy(p.landing[card] + (half + p.rank) * p.capacity + static_cast<uint64_t>(i) * GROUP, from);
+            store_away(landing(card, p.rank) + i, value);
         }
     }
     __syncthreads();
@@ -71,7 +80,7 @@ KERNEL_BOUNDS(exchange, Params, 256, 1) {
 #pragma unroll
         for (uint32_t card = 0; card < CARDS; card++) {
             if (card == p.rank) continue;
-            copy(place(i, card), p.landing[p.rank] + (half + card) * p.capacity + static_cast<uint64_t>(i) * GROUP);
+            *place(i, card) = load(landing(p.rank, card) + i);
         }
     }
 }

@@ -37,6 +37,7 @@ enum Stage : uint8_t { EMPTY, STARTED, RUNNING, WAITING, MEETING, AWAY, STOPPED 
 
 struct AsyncCopy;
 struct BulkCopy;
+struct LateStore;
 struct Product;
 
 struct Fiber {
@@ -125,6 +126,9 @@ struct Block {
     // Its bulk copies under way.
     BulkCopy* bulk;
     uint32_t bulk_count, bulk_room;
+    // Its stores to other devices that these do not see yet.
+    LateStore* late;
+    uint32_t late_count, late_room;
 };
 
 extern Fiber* self;

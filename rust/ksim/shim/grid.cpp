@@ -177,6 +177,7 @@ static void free_block(Block* b) {
     for (uint32_t i = 0; i < b->threads; i++) free(b->fibers[i].copies);
     free(b->fibers);
     free(b->bulk);
+    free(b->late);
     for (Products& of : b->products) free_products(of);
     free(b->static_shared);
     free(b);
@@ -266,6 +267,7 @@ static void end_block() {
                block->bulk_count);
     }
     compare_products();
+    deliver();
     if (launch->programmatic && !block->waited) {
         record(KSIM_LAUNCH_FAILED,
                "launched programmatically, but no thread of the block called pdl_wait(): the grid "
