@@ -47,21 +47,6 @@ const THREADS: u32 = 256;
 /// Groups of four numbers that a thread has before there are more blocks.
 const GROUPS: u32 = 2;
 
-/// Where cards store what others wait for.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct ExchangeAddresses {
-    /// By card, `[2][MOST_CARDS][capacity]` f32.
-    pub landing: [u64; MOST_CARDS],
-    /// By card, `[MOST_CARDS][MOST_BLOCKS]` u64.
-    pub flags: [u64; MOST_CARDS],
-    /// One u64, and behind it one u32.
-    pub count: u64,
-    /// One u64 in host memory.
-    pub abort: u64,
-    /// Numbers of a card in one exchange, at most.
-    pub capacity: usize,
-}
-
 /// Numbers that a card gives in one exchange at most, in passes of up to `rows` rows, `out` of which give
 /// logits.
 pub fn capacity(plan: &Plan, rows: usize, out: usize) -> usize {

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::exchange::ExchangeAddresses;
 use super::layout::Order;
 use super::params::KvView;
 use super::shapes::Shapes;
@@ -11,7 +10,7 @@ use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::plan::fuse::{FusedPlan, PassShape};
 use crate::plan::signature::Over;
-use crate::plan::{BufferId, Op, Plan, Rows, WeightId};
+use crate::plan::{BufferId, Op, Plan, Rows, WeightId, MOST_CARDS};
 use crate::quant::QuantType;
 
 /// A plan, what it runs on, and where everything lies.
@@ -77,6 +76,21 @@ pub struct ScratchAddresses {
     pub sums: u64,
     /// Blocks of rows by expert, and their pairs.
     pub groups: u64,
+}
+
+/// Where cards store what others wait for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ExchangeAddresses {
+    /// By card, `[2][MOST_CARDS][capacity]` f32.
+    pub landing: [u64; MOST_CARDS],
+    /// By card, `[MOST_CARDS][MOST_BLOCKS]` u64.
+    pub flags: [u64; MOST_CARDS],
+    /// One u64, and behind it one u32.
+    pub count: u64,
+    /// One u64 in host memory.
+    pub abort: u64,
+    /// Numbers of a card in one exchange, at most.
+    pub capacity: usize,
 }
 
 /// Addresses of what the rows of a pass are, each `[rows]` of u32; with `state`, tokens and

@@ -24,9 +24,11 @@ use crate::backend::cuda::driver::source::Variant;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::driver::stream::Stream;
 use crate::backend::cuda::lower::attention;
-use crate::backend::cuda::lower::exchange::{capacity, ExchangeAddresses};
+use crate::backend::cuda::lower::exchange::capacity;
 use crate::backend::cuda::lower::layout::wanted;
-use crate::backend::cuda::lower::lowering::{Addresses, Lowering, Pass, ScratchAddresses};
+use crate::backend::cuda::lower::lowering::{
+    Addresses, ExchangeAddresses, Lowering, Pass, ScratchAddresses,
+};
 use crate::backend::cuda::lower::overflow;
 use crate::backend::cuda::lower::params::KvView;
 use crate::backend::cuda::lower::pass::{self, Scratch};

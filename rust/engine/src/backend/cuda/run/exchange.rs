@@ -7,7 +7,8 @@ use crate::backend::cuda::driver::buffer::DeviceBuffer;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::host::HostBuffer;
 use crate::backend::cuda::driver::stream::Stream;
-use crate::backend::cuda::lower::exchange::{ExchangeAddresses, MOST_BLOCKS};
+use crate::backend::cuda::lower::exchange::MOST_BLOCKS;
+use crate::backend::cuda::lower::lowering::ExchangeAddresses;
 use crate::error::Result;
 use crate::plan::{Share, MOST_CARDS};
 
