@@ -23,7 +23,7 @@ from onegraph.printable import printable
 from onegraph.progress import shown
 
 #: Options that say what memory is needed for.
-MEMORY = ("n_ctx", "max_batch", "kv_type")
+MEMORY = ("n_ctx", "max_batch", "kv_type", "device")
 
 Info = dict[str, Any]
 #: A name and what is said of it.
@@ -46,6 +46,9 @@ Row = tuple[str, str]
     show_default=True,
     help="Type of keys and values.",
 )
+@click.option(
+    "--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, cuda:0,1 or auto."
+)
 @click.option("--plan", is_flag=True, help="Print the plan: every operation of a forward pass.")
 @click.option("--devices", is_flag=True, help="Print devices, and which tuning row each uses.")
 @json_option
@@ -55,6 +58,7 @@ def command(
     n_ctx: int | None,
     max_batch: int,
     kv_type: str,
+    device: str,
     plan: bool,
     devices: bool,
     as_json: bool,
@@ -81,7 +85,7 @@ def command(
     if plan:
         say(_native.model_plan(path, as_json).rstrip("\n"))
         return
-    text = _native.model_info(path, n_ctx, max_batch, kv_type)
+    text = _native.model_info(path, n_ctx, max_batch, kv_type, device)
     if as_json:
         say(text)
     else:
