@@ -41,7 +41,12 @@ impl CudaBackend {
             progress(stage, done, total)?;
             self.prepare(key)?;
         }
-        let spared = spared();
+        // Of several cards one compiles, the others find it in the cache.
+        let share = self.decoder.card.plan().share;
+        let spared = match share {
+            Some(share) if share.rank > 0 => 0,
+            _ => spared(),
+        };
         if !options.gpu.warmup && spared > 0 {
             // The first prompts find them compiled, or being compiled.
             let serving = self.serving_specs()?;
