@@ -18,7 +18,7 @@ use crate::backend::cuda::run::card::LoadTimes;
 use crate::backend::cuda::run::prefill::{chunk_of, MOST_CHUNK};
 use crate::backend::cuda::study::exact_sums::{self, SumCheck};
 use crate::backend::cuda::study::{fit::fit, offline};
-use crate::backend::cuda::CudaBackend;
+use crate::backend::cuda::{CardsBackend, CudaBackend};
 use crate::backend::{
     none_on, Backend, Inspect, Limits, LogitsPath, RunnerOptions, SharedStats, Windows,
 };
@@ -591,7 +591,8 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     }
     reporter.at("open", 0, 0)?;
     let model = Arc::new(Model::open(path)?);
-    let (config, plan) = plan_of(&model, options.speculate)?;
+    let speculate = options.speculate.on(&device)?;
+    let (config, plan) = plan_of(&model, speculate)?;
     model.check_data(plan.weights.iter().map(|w| w.name.as_str()))?;
     let mut n_ctx = options.context(config.n_ctx_train)?;
     if plan.looks_ahead() && device != Device::Cpu {
@@ -609,18 +610,33 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             read_ahead(&model, &plan, reporter)?;
             Box::new(CpuBackend::new(plan, model.clone(), &runner)?)
         }
-        Device::Cuda(number) => {
+        Device::Cuda(ref numbers) => {
             reporter.at("memory", 0, 0)?;
-            let card = Context::new(number)?;
-            let free = card.memory()?.0 as u64;
+            let cards = numbers.iter().map(|number| Context::new(*number));
+            let cards = cards.collect::<Result<Vec<_>>>()?;
+            let free = cards.iter().map(|card| Ok(card.memory()?.0 as u64));
+            let free = free.collect::<Result<Vec<_>>>()?.into_iter().min();
+            let (info, free) = (&cards[0].info, free.unwrap_or_default());
+            let own = memory::own(&plan, numbers);
             let may_shrink = options.n_ctx.is_none();
-            let runner = fit(&card.info, &plan, &*model, &runner, may_shrink, free)?;
+            let runner = fit(info, &own, &*model, &runner, may_shrink, free)?;
             let told = |stage: String, done, total| reporter.at(stage, done, total);
-            let backend = CudaBackend::new(number, plan, &*model, &runner, &told)?;
-            let LoadTimes { upload, compile } = backend.load_times();
+            let (backend, times, unkept): (Box<dyn Backend>, _, _) = match numbers[..] {
+                [number] => {
+                    let backend = CudaBackend::new(number, plan, &*model, &runner, &told)?;
+                    let (times, unkept) = (backend.load_times(), backend.unkept_kernels());
+                    (Box::new(backend), times, unkept)
+                }
+                _ => {
+                    let backend = CardsBackend::new(numbers, &plan, &*model, &runner, &told)?;
+                    let (times, unkept) = (backend.load_times(), backend.unkept_kernels());
+                    (Box::new(backend), times, unkept)
+                }
+            };
+            let LoadTimes { upload, compile } = times;
             parts.extend([("upload", upload), ("compile", compile)]);
-            unkept_kernels = backend.unkept_kernels();
-            Box::new(backend)
+            unkept_kernels = unkept;
+            backend
         }
     };
     model.check_unchanged()?;
@@ -642,7 +658,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             .map(str::to_owned),
         load_seconds: 0.0,
         graphs: backend.inspect().map(|graphs| graphs.graph_stats()),
-        speculate: options.speculate,
+        speculate,
         keeps_states,
         load_parts: parts,
         wanted_ctx: n_ctx,
@@ -683,7 +699,10 @@ pub fn compile_kernels(
 /// As [`exact_sums::check`], and [`Error::Device`] for a device that is no card.
 pub fn check_sums(device: &str, nvrtc_folders: &[PathBuf], sums: u64) -> Result<Vec<SumCheck>> {
     match device::resolve(device)? {
-        Device::Cuda(ordinal) => exact_sums::check(ordinal, nvrtc_folders, sums),
+        Device::Cuda(cards) => {
+            let first = cards.first().copied().unwrap_or_default();
+            exact_sums::check(first, nvrtc_folders, sums)
+        }
         Device::Cpu => Err(Error::Device {
             what: format!("device {device:?}"),
             reason: "its sums are of integers, there is nothing to compare them with".into(),

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::device::Device;
 use crate::backend::cuda::run::dispatch::chosen_sizes;
 use crate::backend::cuda::run::prefill::{check_chunk, DEFAULT_CHUNK};
 use crate::backend::{pool_pages, GpuOptions, GraphMode, MOST_GUESSED};
@@ -120,6 +121,25 @@ pub enum Speculate {
 }
 
 impl Speculate {
+    /// What drafts on `device`: of several cards nothing does.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] where it was asked for.
+    pub fn on(self, device: &Device) -> Result<Self> {
+        match (self, device) {
+            (Self::Mtp(_), Device::Cuda(cards)) if cards.len() > 1 => Err(Error::Argument {
+                name: "speculate",
+                value: "mtp".into(),
+                reason: format!(
+                    "{} cards draft nothing: use auto, off, or one card",
+                    cards.len()
+                ),
+            }),
+            (_, Device::Cuda(cards)) if cards.len() > 1 => Ok(Self::Off),
+            _ => Ok(self),
+        }
+    }
+
     /// By its name: `off`, `auto`, `mtp` or `mtp:N`.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ mod op;
 pub mod parts;
 #[allow(clippy::module_inception)]
 mod plan;
+mod share;
 pub mod signature;
 #[cfg(test)]
 pub mod sketch;
@@ -29,4 +30,5 @@ pub use plan::{
     Buffer, BufferId, Drafter, Hidden, LongFactors, Plan, RopeTable, Rows, State, StateId,
     Temperature, Weight, WeightId,
 };
+pub use share::{Gather, Share, MOST_CARDS};
 pub use streams::Streams;

@@ -37,6 +37,7 @@ pub fn weight(
         n_out,
         n_expert,
         ty: quant::by_name(ty).unwrap(),
+        share: None,
     })
 }
 

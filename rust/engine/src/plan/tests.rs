@@ -76,6 +76,7 @@ fn plan(ops: Vec<Op>) -> Plan {
             n_out,
             n_expert,
             ty: &quant::TYPES[0],
+            share: None,
         });
     }
     plan

@@ -6,6 +6,8 @@ mod choice;
 mod fusion;
 mod products;
 mod sequences;
+#[cfg(test)]
+mod sharing;
 mod streams;
 
 use std::sync::Arc;
@@ -362,6 +364,7 @@ impl Interpreter {
                 self.buffers[out.0] = routes;
                 Ok(())
             }
+            Op::Gather(_) => Err(Error::Internal("one card's part of a plan".into())),
             Op::RouteAll { out } => {
                 let width = self.plan.buffer(*out).width;
                 let rows = self.buffers[out.0].chunks_exact_mut(width);

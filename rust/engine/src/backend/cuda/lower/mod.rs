@@ -7,6 +7,7 @@ pub mod attention;
 mod attention_fixed;
 mod choice;
 pub mod drafting;
+pub mod exchange;
 mod experts;
 mod fit;
 mod gate;

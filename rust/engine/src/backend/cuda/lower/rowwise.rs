@@ -11,7 +11,7 @@ use super::params::{
     SelectRows, Slice, SlotState, SoftCap, CONSTANTS,
 };
 use super::shape::Segments;
-use super::{choice, heads, ngrams, recurrence, rounds, streams};
+use super::{choice, exchange, heads, ngrams, recurrence, rounds, streams};
 use crate::backend::cuda::driver::constants::Constants;
 use crate::backend::cuda::driver::source::{constants, shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
@@ -351,6 +351,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
         }
         Op::Join { x, y, out, of, .. } => heads::join(l, [x, y, out], of, pass),
         Op::RouteAll { out } => heads::route_all(l, out, pass),
+        Op::Gather(op) => exchange::gather(l, op, pass)?,
         Op::Streams(ref op) => streams::spec(l, op, pass),
         Op::Choice(ref op) => choice::spec(l, op, pass)?,
         Op::Ngram(Ngram::Tokens { out }) => ngrams::tokens(l, out, pass),

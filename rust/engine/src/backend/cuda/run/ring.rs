@@ -84,6 +84,11 @@ impl Ring {
         self.queued.is_empty()
     }
 
+    /// Steps that were not read.
+    pub fn queued_steps(&self) -> usize {
+        self.queued.len()
+    }
+
     /// Decode steps that were not read.
     pub fn decode_steps(&self) -> usize {
         self.queued.iter().filter(|step| step.decode).count()
