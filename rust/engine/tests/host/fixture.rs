@@ -610,8 +610,7 @@ fn streamed(w: &mut Writer) {
         ("blk.0.ple_key", vec![8, 16], F16),
         ("blk.0.ple_value", vec![8, 8], F16),
         ("blk.0.ple_norm_key", vec![16], F32),
-        // Also as a matrix.
-        ("blk.0.ple_norm_query", vec![8, 2], F32),
+        ("blk.0.ple_norm_query", vec![16], F32),
         ("blk.0.ple_norm_conv", vec![16], F32),
         ("blk.0.ple_conv1d", vec![2, 16], F32),
         ("blk.0.attn_qkv", vec![8, 64], F16),

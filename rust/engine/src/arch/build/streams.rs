@@ -38,19 +38,9 @@ impl Builder<'_> {
         })
     }
 
-    /// A vector of a weight for each value of all streams, which files may hold as a matrix.
+    /// A weight for each value of all streams.
     pub fn streams_norm(&mut self, name: &str, n: usize) -> Result<Norm> {
-        let n_embd = self.config.n_embd;
-        let name = format!("{name}.weight");
-        let spec = self.config.tensors.get(&name);
-        let weight = match spec.is_some_and(|spec| spec.shape == [n_embd, n]) {
-            true => self.table(&name, &[n_embd, n])?,
-            false => self.weight(&name, &[n * n_embd])?,
-        };
-        Ok(Norm {
-            weight,
-            eps: self.config.rms_eps,
-        })
+        self.norm(&format!("{name}.weight"), n * self.config.n_embd)
     }
 
     /// What the block of these tensors reads: the mean of the streams, each normalized by itself, through a
