@@ -121,15 +121,15 @@ def test_what_cannot_be_is_refused_with_the_reason(simulated: OnCard) -> None:
 
 
 LOST = """
-import ctypes, time
+import ctypes
 driver = ctypes.CDLL("libcuda.so")
 llm = onegraph.LLM(path, device="cuda:0,1", n_ctx=256, max_batch=2)
 llm.generate([3, 4, 5], max_tokens=3)
 long = {"max_tokens": 200, "ignore_eos": True, "stream": True}
 streams = [llm.generate([3 + i, 4, 5], **long) for i in range(2)]
 next(iter(streams[0]))
-driver.ksimFailAfter(ctypes.c_longlong(given["after"]), 700)
-begun = time.monotonic()
+if given["after"]:
+    driver.ksimFailAfter(ctypes.c_longlong(given["after"]), 700)
 out["errors"] = []
 for stream in streams:
     try:
@@ -154,3 +154,17 @@ out["closed"] = True
 def test_a_card_that_fails_ends_the_waits_of_all(simulated: OnCard, after: int) -> None:
     found = simulated(LOST, env=CARDS, after=after)
     assert found["closed"] and all(error != "none" for error in found["errors"]), found
+
+
+@pytest.mark.thorough
+def test_a_kernel_that_fails_on_one_card_ends_the_waits_of_all(
+    simulated: OnCard, tmp_path: Path
+) -> None:
+    kernel = (Path(__file__).parents[2] / "rust/engine/kernels/exchange.cu").read_text()
+    fails = "if (p.rank == 1 && number > 400) *reinterpret_cast<volatile int*>(8) = 1;"
+    (tmp_path / "exchange.cu").write_text(
+        kernel.replace("__syncthreads();", f"{fails}\n    __syncthreads();", 1)
+    )
+    env = {"KSIM_KERNELS": str(tmp_path), "ONEGRAPH_CACHE_DIR": str(tmp_path / "cache")}
+    found = simulated(LOST, env=CARDS | env, after=0)
+    assert found["closed"] and all(error == "DeviceError" for error in found["errors"]), found

@@ -114,10 +114,8 @@ impl CardsBackend {
             }
             made
         };
-        let (own, others) = self
-            .cards
-            .split_first_mut()
-            .ok_or_else(|| Error::Internal("no card".into()))?;
+        let split = self.cards.split_first_mut();
+        let (own, others) = split.ok_or_else(|| Error::Internal("no card".into()))?;
         let made: Vec<Result<T>> = std::thread::scope(|scope| {
             let work = |card| {
                 let (held, other) = (&held, &other);
@@ -149,6 +147,28 @@ impl CardsBackend {
     /// What waits for no other card.
     fn in_turn(&mut self, call: impl FnMut(&mut CudaBackend) -> Result<()>) -> Result<()> {
         self.cards.iter_mut().try_for_each(call)
+    }
+
+    /// The first card's events; the others read as many steps.
+    fn read_all(&mut self, wait: bool) -> Result<Vec<Event>> {
+        // A card that failed stores nothing, and those that wait for it say nothing.
+        while wait && !self.cards[0].has_events() && !self.cards[0].oldest_is_done()? {
+            for other in &self.cards[1..] {
+                other.oldest_is_done()?;
+            }
+            std::thread::yield_now();
+        }
+        let (first, others) = self.split()?;
+        let queued = first.queued_steps();
+        let events = first.drain(wait)?;
+        let read = queued - first.queued_steps();
+        others.iter_mut().try_for_each(|card| card.follow(read))?;
+        Ok(events)
+    }
+
+    fn split(&mut self) -> Result<(&mut CudaBackend, &mut [CudaBackend])> {
+        let split = self.cards.split_first_mut();
+        split.ok_or_else(|| Error::Internal("no card".into()))
     }
 
     /// No card goes on with sequences that one has ended.
@@ -233,13 +253,7 @@ impl Backend for CardsBackend {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
-        let queued = self.cards[0].queued_steps();
-        let events = self.cards[0].drain(wait);
-        let read = queued - self.cards[0].queued_steps();
-        let followed = self.cards[1..]
-            .iter_mut()
-            .try_for_each(|card| card.follow(read));
-        let events = events.and_then(|events| followed.map(|()| events));
+        let events = self.read_all(wait);
         if let Err(error) = &events {
             self.aborts.iter().for_each(Abort::raise);
             self.broken = Some(error.clone());
@@ -288,6 +302,16 @@ impl Backend for CardsBackend {
     fn hidden(&mut self, parts: &[TextPart<'_>]) -> Result<Vec<Result<Vec<f32>>>> {
         let states = self.each(|card| card.hidden(parts))?;
         Ok(states.into_iter().next().unwrap_or_default())
+    }
+}
+
+impl Drop for CardsBackend {
+    /// Before the memory of any goes, no card stores into it.
+    fn drop(&mut self) {
+        for card in &mut self.cards {
+            // What became of it, nobody wants to know any more.
+            let _ = card.card().stream.synchronize();
+        }
     }
 }
 

@@ -19,6 +19,14 @@ impl CudaBackend {
         self.decoder.card.kv.take_error().map_or(Ok(()), Err)
     }
 
+    /// Whether the oldest step that was queued is done, or there is none.
+    ///
+    /// # Errors
+    /// [`crate::Error::Device`] where the card has failed.
+    pub(in crate::backend::cuda::run) fn oldest_is_done(&self) -> Result<bool> {
+        Ok(self.decoder.ring.oldest_is_done() || self.decoder.card.stream.is_idle()?)
+    }
+
     /// Steps that were queued and not read.
     pub(in crate::backend::cuda::run) fn queued_steps(&self) -> usize {
         self.decoder.ring.queued_steps()
@@ -27,6 +35,11 @@ impl CudaBackend {
     /// Ends the sequence of `slot` without a word of it: another card has found why.
     pub(in crate::backend::cuda::run) fn stop(&mut self, slot: usize) {
         self.sequences.stop(slot);
+    }
+
+    /// Whether something of it waits to be told.
+    pub(in crate::backend::cuda::run) fn has_events(&self) -> bool {
+        self.sequences.has_events()
     }
 
     /// Its card.
