@@ -10,7 +10,7 @@ bytes. Needs NumPy alone.
 With --known the next token is known, for measurements of drafts: layers add nothing to the stream,
 and the head's row of each token is what the embedding's is of the token before it (`followers`).
 A layer that guesses further tokens is then right about all, or with --agree about a share of them,
-by a table of embeddings of its own. Sizes, shapes and what a step computes are as without; the rows
+by a table of embeddings of its own; a model without one is right about that share itself. Sizes, shapes and what a step computes are as without; the rows
 need the engine's quantizers.
 """
 
@@ -391,12 +391,12 @@ def write(
 
     `mix` is a type, one of `mix.MIXES`, or types joined by "+" for the layers in turn; `vocab` a
     GGUF whose tokenizer is taken over instead of a made-up one; `known` makes a model whose next
-    token is that of `followers`, of which the layer that guesses further ones, if there is one, is
-    right about `agree`.
+    token is that of `followers`, of which the layer that guesses further ones, or a model without
+    one itself, is right about `agree`.
     """
     if known and shape.tied:
         raise ValueError(f"{shape.name} has no head of its own; use a shape whose head is not tied")
-    tokenizer, placed = _layout(shape, mix, vocab, agree < 1.0)
+    tokenizer, placed = _layout(shape, mix, vocab, agree < 1.0 and shape.n_layer_nextn > 0)
     quiet = vocabulary.controls(tokenizer)
     rows = _known_rows(shape, quiet, agree) if known else {}
 
@@ -572,7 +572,8 @@ def _known_rows(shape: Shape, quiet: list[int], agree: float) -> dict[str, NDArr
     # Where the table has another token's row, that one's follower is guessed.
     wrong = np.random.default_rng(0).random(shape.n_vocab) >= agree
     guesses = np.where(wrong & (after >= 0), after, own)
-    return {"token_embd.weight": own, "output.weight": head, _table_of_guesses(shape): guesses}
+    table = _table_of_guesses(shape) if shape.n_layer_nextn else "token_embd.weight"
+    return {"token_embd.weight": own, "output.weight": head, table: guesses}
 
 
 def _first_half(shape: Shape, kind: Kind, first: int, count: int) -> Bytes:

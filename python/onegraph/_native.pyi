@@ -301,6 +301,7 @@ class Engine:
         cache_dir_bytes: int,
         nvrtc_folders: Sequence[str | os.PathLike[str]],
         speculate: str,
+        draft: str | None,
     ) -> Loading: ...
     def compile(self, given: tuple[str, list[str]]) -> None:
         """Compiles a constraint and keeps it: requests under it then begin at once."""

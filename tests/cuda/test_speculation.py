@@ -1,4 +1,4 @@
-"""A model's own drafts on a card: rounds are graphs that need no host, and draw what steps draw."""
+"""Drafts of a model's own layer and of a draft model on a card: rounds are graphs that need no host, and draw what steps draw."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ with onegraph.LLM(path, device="cpu", speculate="off", **load) as llm:
     out["plain"] = [numbers(found) for found in plain]
     turn = prompt + list(plain[2].token_ids) + [5, 6, 60]
     out["turn"] = numbers(llm.generate(turn, **asked[3]))
-with onegraph.LLM(path, device="cpu", speculate=given["speculate"], **load) as llm:
+with onegraph.LLM(path, device="cpu", speculate=given["speculate"], draft=given["draft"], **load) as llm:
     found = [llm.generate(prompt, **kind) for kind in asked[:5]]
     out["cpu"] = [(r.usage.accepted_tokens, numbers(r)) for r in found]
-with onegraph.LLM(path, device="cuda", speculate=given["speculate"], **load) as llm:
+with onegraph.LLM(path, device="cuda", speculate=given["speculate"], draft=given["draft"], **load) as llm:
     drafted = [llm.generate(prompt, **kind) for kind in asked]
     out["drafted"] = [numbers(found) for found in drafted]
     out["accepted"] = [found.usage.accepted_tokens for found in drafted]
@@ -57,7 +57,8 @@ with onegraph.LLM(path, device="cuda", speculate=given["speculate"], **load) as 
 
 
 def drafting(name: str) -> shapes.Shape:
-    return dataclasses.replace(few_layers(shapes.find(name)), n_layer_nextn=1, tied=False)
+    shape = dataclasses.replace(few_layers(shapes.find(name)), tied=False)
+    return shape if name == "tiny-llama" else dataclasses.replace(shape, n_layer_nextn=1)
 
 
 @pytest.mark.parametrize(
@@ -67,18 +68,27 @@ def drafting(name: str) -> shapes.Shape:
         ("tiny-qwen35", "q8_0", "auto"),
         ("tiny-qwen35moe", "i16", "mtp:2"),
         ("tiny-qwen3next", "i16", "mtp:7"),
+        ("tiny-llama", "i16", "draft:3"),
+        ("tiny-llama", "q8_0", "auto"),
     ],
 )
 def test_guesses_change_no_token(
     on_card: Any, tmp_path: Path, name: str, kv_type: str, speculate: str
 ) -> None:
     path, shape = tmp_path / "known.gguf", drafting(name)
-    synth.write(path, shape, "Q4_K_M", seed=1, known=True, agree=0.8)
+    draft = None
+    if shape.n_layer_nextn:
+        synth.write(path, shape, "Q4_K_M", seed=1, known=True, agree=0.8)
+    else:
+        draft = str(tmp_path / "draft.gguf")
+        synth.write(path, shape, "Q4_K_M", seed=1, known=True)
+        narrow = dataclasses.replace(shape, n_layer=1, n_vocab=shape.n_vocab - 40)
+        synth.write(draft, narrow, "Q4_K_M", seed=2, known=True, agree=0.8)
     after, prompt = synth.followers(shape), [60]
     while len(prompt) < 9:
         prompt.append(int(after[prompt[-1]]))
     given = {"prompt": prompt, "stop": prompt[-1] + 6, "kv_type": kv_type, "speculate": speculate}
-    found = on_card(ROUNDS, path=path, **given)
+    found = on_card(ROUNDS, path=path, draft=draft, **given)
     plain = found["plain"]
     assert found["drafted"] == plain
     assert [own[1] for own in found["cpu"]] == plain[:5]

@@ -1,4 +1,5 @@
-"""A model's own drafts: the layer behind the others guesses what it should, and no text changes."""
+"""Drafts of a model's own layer and of a draft model: each guesses what it should, and no text
+changes."""
 
 from __future__ import annotations
 
@@ -26,6 +27,29 @@ def known(path: Path, name: str, agree: float) -> list[int]:
     """Writes a model whose next token is known; the token after each."""
     synth.write(path, drafting(name), "Q8_0", seed=1, known=True, agree=agree)
     return [int(t) for t in synth.followers(drafting(name))]
+
+
+#: A model whose drafts are those of a draft model, in a file of its own.
+DRAFTED = "tiny-llama-gqa"
+
+
+def small(**other: Any) -> shapes.Shape:
+    """The shape of a draft model with the vocabulary of `DRAFTED`."""
+    of = shapes.find(DRAFTED)
+    alike = {"n_vocab": of.n_vocab, "pre": of.pre, "n_ctx": of.n_ctx, "tied": False}
+    return dataclasses.replace(shapes.find("tiny-llama"), **{**alike, **other})
+
+
+def pair(folder: Path, name: str, agree: float) -> tuple[Path, list[int], str, dict[str, Any]]:
+    """A model and what drafts for it: its file, the token after each, how that is called, and what
+    a load is given."""
+    path = folder / "model.gguf"
+    if name != DRAFTED:
+        return path, known(path, name, agree), "mtp", {}
+    draft = folder / "draft.gguf"
+    synth.write(path, shapes.find(name), "Q8_0", seed=1, known=True)
+    synth.write(draft, small(), "Q8_0", seed=2, known=True, agree=agree)
+    return path, [int(t) for t in synth.followers(small())], "draft", {"draft": draft}
 
 
 def follow(after: list[int], first: int, n: int) -> list[int]:
@@ -103,18 +127,19 @@ def numbers(found: onegraph.Result) -> tuple[Any, ...]:
     return (found.text, found.token_ids, found.finish_reason, found.stop_reason, found.logprobs)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [*SHAPES, DRAFTED])
 def test_texts_are_those_without_drafts(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "model.gguf"
-    prompt = follow(known(path, name, 0.7), 60, 9)
+    path, after, by, drafts = pair(tmp_path, name, 0.7)
+    prompt = follow(after, 60, 9)
     kinds = [{"max_tokens": 24, "ignore_eos": "regex" not in kind} | kind for kind in KINDS]
     load: dict[str, Any] = {"device": "cpu", "n_ctx": 128, "max_batch": 4}
     with LLM(path, speculate="off", **load) as llm:
         plain = [llm.generate(prompt, **kind) for kind in kinds]
         turn = prompt + list(plain[2].token_ids) + [5, 6, 60, 61]
         again = llm.generate(turn, **kinds[2])
-    for speculate in ("auto", "mtp:1", "mtp:3") if name == "tiny-qwen35" else ("mtp:3",):
-        with LLM(path, speculate=speculate, **load) as llm:
+    every = name in ("tiny-qwen35", DRAFTED)
+    for speculate in ("auto", f"{by}:1", f"{by}:3") if every else (f"{by}:3",):
+        with LLM(path, speculate=speculate, **drafts, **load) as llm:
             drafted = [llm.generate(prompt, **kind) for kind in kinds]
             assert [numbers(r) for r in drafted] == [numbers(r) for r in plain]
             assert sum(r.usage.accepted_tokens for r in drafted[:3]) > 0
@@ -131,15 +156,15 @@ def test_texts_are_those_without_drafts(tmp_path: Path, name: str) -> None:
             assert numbers(kept) == numbers(again)
 
 
-def test_few_pages_preempt_no_sequence_for_what_may_be_wrong(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    after = known(path, "tiny-qwen35", 0.8)
+@pytest.mark.parametrize("name", ["tiny-qwen35", DRAFTED])
+def test_few_pages_preempt_no_sequence_for_what_may_be_wrong(tmp_path: Path, name: str) -> None:
+    path, after, by, drafts = pair(tmp_path, name, 0.8)
     prompts = [follow(after, 60 + i, 50) for i in range(4)]
     options: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "temperature": 0.9, "seed": 2}
     load: dict[str, Any] = {"device": "cpu", "n_ctx": 128, "max_batch": 4}
     with LLM(path, speculate="off", **load) as llm:
         plain = [r.token_ids for r in llm.generate(prompts, **options)]
-    with LLM(path, speculate="mtp:3", kv_tokens=320, **load) as llm:
+    with LLM(path, speculate=f"{by}:3", kv_tokens=320, **drafts, **load) as llm:
         assert [r.token_ids for r in llm.generate(prompts, **options)] == plain
         stats = llm.stats()
         assert stats.preemptions > 0 and stats.accepted_tokens > 0
@@ -148,8 +173,8 @@ def test_few_pages_preempt_no_sequence_for_what_may_be_wrong(tmp_path: Path) -> 
 def test_what_drafts_is_said_in_a_few_words(tmp_path: Path, tiny: Path) -> None:
     with pytest.raises(onegraph.ArgumentError, match="no layer that drafts"):
         LLM(tiny, device="cpu", speculate="mtp")
-    for wrong in ("warp", "mtp:0", "mtp:8", "mtp:", ""):
-        with pytest.raises(onegraph.ArgumentError, match=r"auto, off, mtp, or mtp:1 to mtp:7"):
+    for wrong in ("warp", "mtp:0", "mtp:8", "mtp:", "off:1", "draft:8", ""):
+        with pytest.raises(onegraph.ArgumentError, match=r"auto, off, mtp, draft, or mtp:1"):
             LLM(tiny, device="cpu", speculate=wrong)
     with LLM(tiny, device="cpu", speculate="auto") as llm:
         assert llm.generate([5, 6], max_tokens=4).usage.drafted_tokens == 0
@@ -172,3 +197,60 @@ def test_a_layer_that_is_cut_is_refused_and_one_that_is_left_out_drafts_nothing(
         assert llm.generate([5, 6], max_tokens=4, ignore_eos=True).usage.drafted_tokens == 0
     with pytest.raises(onegraph.ArgumentError, match="no layer that drafts"):
         LLM(path, device="cpu", speculate="mtp")
+
+
+def test_a_model_that_drafts_for_itself_is_always_right(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    synth.write(path, dataclasses.replace(shapes.find(DRAFTED), n_layer=2), "Q8_0", seed=5)
+    prompts = [[int(i) for i in np.random.default_rng(n).integers(3, 900, n)] for n in (300, 70, 9)]
+    # By its distribution a text is drawn that no guess of the largest logits foresees.
+    greedy: dict[str, Any] = {"max_tokens": 41, "ignore_eos": True, "temperature": 0.0}
+    drawn = {**greedy, "temperature": 1.0, "seed": 3}
+    load: dict[str, Any] = {"device": "cpu", "n_ctx": 512, "max_batch": 2, "kv_type": "f32"}
+    with LLM(path, **load) as llm:
+        plain = llm.generate(prompts, **greedy)
+        turn = prompts[1] + list(plain[1].token_ids)[:-3] + [7, 8]
+        wanted = [*plain, *llm.generate(prompts, **drawn), llm.generate(turn, **greedy)]
+    with LLM(path, draft=path, speculate="draft:3", **load) as llm:
+        found = [llm.generate(p, **greedy) for p in prompts]
+        found += llm.generate(prompts, **drawn)
+        # After wrong guesses, and from keys that the cache has of another text.
+        found.append(llm.generate(turn, **greedy))
+        assert [r.token_ids for r in found] == [r.token_ids for r in wanted]
+        for right in (*found[:3], found[-1]):
+            assert right.usage.accepted_tokens == 30 and right.usage.draft_rounds == 10
+        assert found[-1].usage.cached_tokens > 64
+        assert all(r.usage.accepted_tokens < r.usage.drafted_tokens for r in found[3:6])
+
+
+def test_a_padded_vocabulary_is_the_same_and_another_one_is_refused(tmp_path: Path) -> None:
+    path, after, _, _ = pair(tmp_path, DRAFTED, 1.0)
+    load: dict[str, Any] = {"device": "cpu", "n_ctx": 256}
+    wide, narrow, other = (tmp_path / name for name in ("wide", "narrow", "other"))
+    tokens = shapes.find(DRAFTED).n_vocab
+    synth.write(wide, small(n_vocab=tokens + 24), "Q8_0", seed=2, known=True)
+    synth.write(narrow, small(n_vocab=tokens - 40), "Q8_0", seed=2, known=True)
+    for draft in (wide, narrow):
+        with LLM(path, draft=draft, speculate="draft:3", **load) as llm:
+            found = llm.generate(follow(after, 900, 39), max_tokens=90, ignore_eos=True, seed=1)
+            assert list(found.token_ids) == follow(after, after[938], 90)
+            assert 0 < found.usage.accepted_tokens < found.usage.drafted_tokens
+    other.write_bytes(narrow.read_bytes().replace(b"<|im_end|>", b"<|im_edn|>"))
+    short, recurrent = tmp_path / "short", tmp_path / "recurrent"
+    synth.write(short, small(n_ctx=64), "Q8_0")
+    synth.write(recurrent, shapes.find("tiny-lfm2"), "Q8_0")
+    for draft, says in (
+        (other, r"its vocabulary is another: token \d+ is .*, the model's"),
+        (short, r"trained for 64 tokens, and n_ctx is 256: use n_ctx = 64"),
+        (recurrent, r"keeps \d+ recurrent states"),
+    ):
+        with pytest.raises(onegraph.ArgumentError, match=says):
+            LLM(path, draft=draft, **load)
+        with LLM(path, draft=draft, speculate="off", **load) as llm:
+            assert llm.generate([5, 6], max_tokens=4).usage.drafted_tokens == 0
+    with pytest.raises(onegraph.FileError, match="nowhere"):
+        LLM(path, draft=tmp_path / "nowhere.gguf", **load)
+    with pytest.raises(onegraph.ArgumentError, match="no draft model is given"):
+        LLM(path, speculate="draft", **load)
+    with pytest.raises(onegraph.ArgumentError, match="a draft model is given"):
+        LLM(path, draft=path, speculate="mtp:2", **load)

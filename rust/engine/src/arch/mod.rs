@@ -11,6 +11,7 @@ mod build;
 mod cohere2;
 mod deepseek2;
 mod delta;
+mod draft;
 mod exaone4;
 mod fused;
 mod gemma3;
@@ -59,6 +60,7 @@ const DENSE: [&str; 4] = [
     "dense_3.bias",
 ];
 
+pub use draft::{with_draft, DRAFT};
 pub use nextn::with_drafter;
 
 const _: () = assert!(config::MOST_EXPERTS <= signature::MOST_EXPERTS);

@@ -36,6 +36,7 @@ mod checks;
 mod constrain;
 mod dense;
 pub mod device;
+mod drafts;
 mod embedding;
 mod executor;
 mod gate;
@@ -590,10 +591,10 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
         quant::check_kv_on_card(options.kv_type()?)?;
     }
     reporter.at("open", 0, 0)?;
-    let model = Arc::new(Model::open(path)?);
-    let (config, plan) = plan_of(&model, options.speculate)?;
+    let mut model = Model::open(path)?;
+    let (config, plan, mut n_ctx) = plan_of(&mut model, options)?;
+    let model = Arc::new(model);
     model.check_data(plan.weights.iter().map(|w| w.name.as_str()))?;
-    let mut n_ctx = options.context(config.n_ctx_train)?;
     if plan.looks_ahead() && device != Device::Cpu {
         n_ctx = context_of_texts(options, n_ctx)?;
     }
@@ -667,9 +668,8 @@ pub fn compile_kernels(
     progress: &dyn Fn(u64, u64) -> Result<()>,
 ) -> Result<(usize, usize)> {
     options.validate()?;
-    let model = Model::open(path)?;
-    let (config, plan) = plan_of(&model, options.speculate)?;
-    let n_ctx = options.context(config.n_ctx_train)?;
+    let mut model = Model::open(path)?;
+    let (_, plan, n_ctx) = plan_of(&mut model, options)?;
     let runner = runner(options, &plan, n_ctx)?;
     let variants = offline::variants(arch, &plan, &model, &runner)?;
     let fresh = offline::compile(arch, &variants, &options.nvrtc_folders, progress)?;
@@ -698,25 +698,41 @@ fn graphs_of(backend: &mut dyn Backend) -> Result<&mut dyn Inspect> {
     backend.inspect().ok_or_else(|| none_on(&device))
 }
 
-fn plan_of(model: &Model, speculate: Speculate) -> Result<(Config, Arc<Plan>)> {
+/// The plan of a model, with what drafts, and the context. The files of a draft model are the model's then.
+fn plan_of(model: &mut Model, options: &Options) -> Result<(Config, Arc<Plan>, usize)> {
     // First: other architectures have other keys.
     arch::find(Config::architecture(&model.gguf)?)?;
     let config = model.config()?;
     let mut plan = arch::plan(&config)?;
-    if speculate != Speculate::Off {
-        plan = arch::with_drafter(&config, plan)?;
+    let n_ctx = options.context(config.n_ctx_train)?;
+    let refused = |value: &str, reason: String| Error::Argument {
+        name: "speculate",
+        value: value.into(),
+        reason,
+    };
+    plan = match (options.speculate, &options.draft) {
+        (Speculate::Off, _) => plan,
+        (Speculate::Auto | Speculate::Draft(_), Some(file)) => {
+            drafts::with_draft(model, plan, n_ctx, file)?
+        }
+        (Speculate::Draft(_), None) => {
+            let reason = "no draft model is given: name its file as draft, or use auto or off";
+            return Err(refused("draft", reason.into()));
+        }
+        (Speculate::Mtp(_), Some(_)) => {
+            let reason = "a draft model is given, which would not be used: use draft, or give none";
+            return Err(refused("mtp", reason.into()));
+        }
+        (Speculate::Auto | Speculate::Mtp(_), None) => arch::with_drafter(&config, plan)?,
+    };
+    if let (Speculate::Mtp(_), None) = (options.speculate, &plan.drafter) {
+        let reason = format!(
+            "this file of a {} model has no layer that drafts: use auto, off, or another file",
+            config.arch
+        );
+        return Err(refused("mtp", reason));
     }
-    if let (Speculate::Mtp(_), None) = (speculate, &plan.drafter) {
-        return Err(Error::Argument {
-            name: "speculate",
-            value: "mtp".into(),
-            reason: format!(
-                "this file of a {} model has no layer that drafts: use auto, off, or another file",
-                config.arch
-            ),
-        });
-    }
-    Ok((config, Arc::new(plan)))
+    Ok((config, Arc::new(plan), n_ctx))
 }
 
 /// Tokens of a prompt that layers with windows have pages for at once, at least: as many as a CPU is

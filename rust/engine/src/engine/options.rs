@@ -73,6 +73,8 @@ pub struct Options {
     pub prefill_chunk: Option<usize>,
     pub graph: GraphOptions,
     pub speculate: Speculate,
+    /// The file of a model that drafts.
+    pub draft: Option<PathBuf>,
     /// Whether keys and values of tokens that a prompt begins with are kept and found again.
     pub prefix_cache: bool,
     /// Bytes of the host's memory for those that are evicted from the device, and for states; none: 8 GiB, but at
@@ -99,6 +101,7 @@ impl Default for Options {
             prefill_chunk: None,
             graph: GraphOptions::default(),
             speculate: Speculate::Auto,
+            draft: None,
             prefix_cache: true,
             prefix_host_bytes: None,
             cache_dir: None,
@@ -113,28 +116,39 @@ impl Default for Options {
 pub enum Speculate {
     /// Nothing but what requests ask for.
     Off,
-    /// The model's own layer for that, where the file has one, as far as it pays.
+    /// A draft model where one is given, else the model's own layer for that, where the file has one, as
+    /// far as it pays.
     Auto,
+    /// The draft model, which must be given; so many tokens a round, or as many as pay.
+    Draft(Option<usize>),
     /// That layer, of a file that must have one; so many tokens a round, or as many as pay.
     Mtp(Option<usize>),
 }
 
 impl Speculate {
-    /// By its name: `off`, `auto`, `mtp` or `mtp:N`.
+    /// By its name: `off`, `auto`, `mtp`, `mtp:N`, `draft` or `draft:N`.
     ///
     /// # Errors
     /// [`Error::Argument`].
     pub fn new(name: &str) -> Result<Self> {
-        let drafted = name.strip_prefix("mtp:").map(str::parse);
-        match (name, drafted) {
-            ("off", _) => Ok(Self::Off),
-            ("auto", _) => Ok(Self::Auto),
-            ("mtp", _) => Ok(Self::Mtp(None)),
-            (_, Some(Ok(n @ 1..=MOST_GUESSED))) => Ok(Self::Mtp(Some(n))),
+        let (by, drafted) = match name.split_once(':') {
+            Some((by, drafted)) => (by, Some(drafted.parse())),
+            None => (name, None),
+        };
+        match (by, drafted) {
+            ("off", None) => Ok(Self::Off),
+            ("auto", None) => Ok(Self::Auto),
+            ("mtp", None) => Ok(Self::Mtp(None)),
+            ("draft", None) => Ok(Self::Draft(None)),
+            ("mtp", Some(Ok(n @ 1..=MOST_GUESSED))) => Ok(Self::Mtp(Some(n))),
+            ("draft", Some(Ok(n @ 1..=MOST_GUESSED))) => Ok(Self::Draft(Some(n))),
             _ => Err(Error::Argument {
                 name: "speculate",
                 value: name.into(),
-                reason: format!("must be auto, off, mtp, or mtp:1 to mtp:{MOST_GUESSED}"),
+                reason: format!(
+                    "must be auto, off, mtp, draft, or mtp:1 to mtp:{MOST_GUESSED}, draft:1 to \
+                     draft:{MOST_GUESSED}"
+                ),
             }),
         }
     }
@@ -142,7 +156,7 @@ impl Speculate {
     /// Tokens a round, where that is said.
     pub fn fixed(self) -> Option<usize> {
         match self {
-            Self::Mtp(drafted) => drafted,
+            Self::Mtp(drafted) | Self::Draft(drafted) => drafted,
             Self::Off | Self::Auto => None,
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{KvShape, Norm, Op};
+use super::{Drafter, KvShape, Norm, Op};
 use crate::error::{Error, Result};
 use crate::quant::{self, QuantType};
 
@@ -209,22 +209,6 @@ impl Hidden {
             eps: norm.eps,
         })
     }
-}
-
-/// What guesses tokens behind the next one: a layer behind the model's own, with keys and values of its
-/// own (multi-token prediction, <https://arxiv.org/abs/2412.19437>, section 2.2). Its plans have the
-/// model's buffers, weights and layers by the same ids.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Drafter {
-    /// Behind a pass, over its rows and of each the token that follows it: stores what its layer keeps of
-    /// them.
-    pub follow: Plan,
-    /// The logits of the token behind one more.
-    pub guess: Plan,
-    /// `[rows, n_embd]` of `follow`: the rows of the pass under the model's last norm.
-    pub rows: BufferId,
-    /// `[rows, n_embd]` of `guess`: one of those, in its place then what the next guess goes by.
-    pub hidden: BufferId,
 }
 
 /// A model, or a piece of one.

@@ -184,10 +184,7 @@ impl Card {
         let unheard = HostBuffer::new(context, 8 * options.n_slots)?;
         let own = fused.first().map_or(&[][..], |(fused, _)| &fused.list);
         // What ails a drafter's numbers is nobody's.
-        let own_layers = match plan.drafter {
-            Some(_) => plan.kv.len().saturating_sub(1),
-            None => plan.kv.len(),
-        };
+        let own_layers = plan.own_layers();
         let view = |layer| {
             let view = kv.view(layer, overflow::storing(own, layer), overflows.address());
             match layer < own_layers {

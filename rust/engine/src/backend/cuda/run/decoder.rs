@@ -127,7 +127,7 @@ impl Decoder {
                 };
                 let mut specs = match key.purpose {
                     Purpose::Draw => Vec::new(),
-                    _ => self.card.specs(&Pass::step(rows, inputs))?,
+                    _ => self.followed(&Pass::step(rows, inputs))?,
                 };
                 if key.purpose != Purpose::Undrawn {
                     specs.extend(self.draw_specs(rows, inputs.state_slots, None));
@@ -144,7 +144,7 @@ impl Decoder {
                 Ok(specs)
             }
             Purpose::Chunk { wanted, steps } => {
-                let mut specs = self.card.specs(&prefill(wanted, steps))?;
+                let mut specs = self.followed(&prefill(wanted, steps))?;
                 if wanted > 0 {
                     specs.extend(self.draw_specs(wanted, given.state_slots, None));
                 }
@@ -167,10 +167,19 @@ impl Decoder {
         }
     }
 
+    /// A pass, and what a drafter does that goes by its tokens.
+    fn followed(&self, pass: &Pass) -> Result<Vec<Spec>> {
+        let mut specs = self.card.specs(pass)?;
+        if let Some(drafts) = &self.drafts {
+            specs.extend(drafts.beside(&self.card, pass)?);
+        }
+        Ok(specs)
+    }
+
     /// A round of these rows, by the inputs that the host gives or what a drafter has guessed.
     fn round_specs(&self, rows: usize) -> Result<Vec<Spec>> {
         let given = self.card.rows.inputs();
-        let mut specs = self.card.specs(&Pass {
+        let mut specs = self.followed(&Pass {
             path: Path::Round,
             ..Pass::step(rows, given)
         })?;

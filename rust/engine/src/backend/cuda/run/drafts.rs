@@ -22,8 +22,8 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug)]
 pub struct Drafts {
     launches: Launches,
-    /// Where follow leaves its rows, and what guess goes by and gives.
-    rows: u64,
+    /// Where follow leaves its rows, and what guess goes by, of a drafter that goes by rows.
+    rows: Option<u64>,
     hidden: u64,
     logits: u64,
     n_slots: usize,
@@ -58,13 +58,19 @@ impl Drafts {
         n_ctx: usize,
     ) -> Result<Self> {
         let plan = card.plan();
-        let (n_vocab, n_embd) = (plan.n_vocab(), plan.buffer(drafter.hidden).width);
+        let n_vocab = plan.buffer(drafter.guess.logits).width;
+        let n_embd = drafter.by.map_or(0, |by| plan.buffer(by.hidden).width);
+        let address = |id| card.buffer(id).address();
         let words = |n: usize| DeviceBuffer::new(context, 4 * n);
         let drafts = Self {
-            launches: Launches { n_vocab, n_embd },
-            rows: card.buffer(drafter.rows).address(),
-            hidden: card.buffer(drafter.hidden).address(),
-            logits: card.buffer(drafter.guess.logits).address(),
+            launches: Launches {
+                n_vocab,
+                n_tokens: n_vocab.min(plan.n_vocab()),
+                n_embd,
+            },
+            rows: drafter.by.map(|by| address(by.rows)),
+            hidden: drafter.by.map_or(0, |by| address(by.hidden)),
+            logits: address(drafter.guess.logits),
             n_slots,
             n_ctx,
             next: words(max_rows)?,
@@ -172,7 +178,18 @@ impl Drafts {
         Ok(specs)
     }
 
-    /// What comes behind the draw of a step or round of these rows.
+    /// What comes behind a pass, before any draw, where the drafter goes by tokens alone: the same rows.
+    ///
+    /// # Errors
+    /// As [`Card::specs`].
+    pub fn beside(&self, card: &Card, pass: &Pass) -> Result<Vec<Spec>> {
+        match self.rows {
+            Some(_) => Ok(Vec::new()),
+            None => card.drafter_specs(DrafterPart::Follow, &Pass { out: 0, ..*pass }),
+        }
+    }
+
+    /// What comes behind the draw of a step or round of these rows, where the drafter goes by rows.
     ///
     /// # Errors
     /// As [`Card::specs`].
@@ -196,7 +213,7 @@ impl Drafts {
         self.follow(card, rows, given, Some(first))
     }
 
-    /// What comes behind a pass over prompts, `wanted` rows of which were drawn from.
+    /// The same behind a pass over prompts, `wanted` rows of which were drawn from.
     ///
     /// # Errors
     /// As [`Card::specs`].
@@ -228,6 +245,9 @@ impl Drafts {
         given: &Inputs,
         first: Option<Spec>,
     ) -> Result<Vec<Spec>> {
+        let Some(kept_from) = self.rows else {
+            return Ok(Vec::new());
+        };
         let pass = Pass {
             rows,
             out: 0,
@@ -245,7 +265,7 @@ impl Drafts {
         specs.push(self.launches.keep(
             rows,
             &Keep {
-                rows: self.rows,
+                rows: kept_from,
                 keeps: self.keeps.address(),
                 kept: self.kept.address(),
             },

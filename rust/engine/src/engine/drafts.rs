@@ -1,0 +1,58 @@
+//! A draft model in a file of its own: whether it fits the model that it drafts for.
+
+use std::path::Path;
+
+use crate::arch;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::gguf::{shown, Gguf};
+use crate::plan::Plan;
+use crate::weights::Model;
+
+/// The plan with the model of `file` for a drafter, whose tensors are then found in `model` too.
+///
+/// # Errors
+/// What is wrong with the file; [`Error::Argument`] where it has another vocabulary, or was trained for less
+/// than `n_ctx` tokens.
+pub(super) fn with_draft(model: &mut Model, plan: Plan, n_ctx: usize, file: &Path) -> Result<Plan> {
+    let draft = Model::open(file)?;
+    arch::find(Config::architecture(&draft.gguf)?)?;
+    let config = draft.config()?;
+    let refused = |reason: String| Error::Argument {
+        name: "draft",
+        value: file.display().to_string(),
+        reason,
+    };
+    if let Some(reason) = other_vocabulary(&model.gguf, &draft.gguf)? {
+        return Err(refused(reason));
+    }
+    if config.n_ctx_train < n_ctx {
+        return Err(refused(format!(
+            "it was trained for {} tokens, and n_ctx is {n_ctx}: use n_ctx = {} or another draft \
+             model",
+            config.n_ctx_train, config.n_ctx_train
+        )));
+    }
+    let plan = arch::with_draft(plan, &config)?;
+    model.take_in(draft, arch::DRAFT);
+    Ok(plan)
+}
+
+/// How two vocabularies differ, if they do. The longer one may have tokens behind the shorter one's: tables
+/// are padded.
+fn other_vocabulary(model: &Gguf, draft: &Gguf) -> Result<Option<String>> {
+    const TOKENS: &str = "tokenizer.ggml.tokens";
+    let differ = match (model.get_strings(TOKENS)?, draft.get_strings(TOKENS)?) {
+        (Some(own), Some(its)) => {
+            let mut pairs = own.iter().zip(its.iter()).enumerate();
+            let differs = pairs.find(|(_, (own, its))| own != its);
+            differs.map(|(id, (own, its))| {
+                format!("token {id} is {}, the model's {}", shown(its), shown(own))
+            })
+        }
+        _ => Some("one of the two files has no tokens".into()),
+    };
+    let why =
+        |differ| format!("its vocabulary is another: {differ}; use one of the model's family");
+    Ok(differ.map(why))
+}
