@@ -1,5 +1,5 @@
-"""Drafts of a model's own layer and of a draft model: each guesses what it should, and no text
-changes."""
+"""Drafts of a model's own layer, of an assistant and of a draft model: each guesses what it should,
+and no text changes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import shapes
 import synth
 from onegraph import LLM, _native
+from support import gemma4
 from support.reference import Reference, mean_kl
 
 SHAPES = ["tiny-qwen35", "tiny-qwen35moe", "tiny-qwen3next"]
@@ -32,6 +33,9 @@ def known(path: Path, name: str, agree: float) -> list[int]:
 #: A model whose drafts are those of a draft model, in a file of its own.
 DRAFTED = "tiny-llama-gqa"
 
+#: Models whose drafts are those of an assistant, which reads what they have stored.
+ASSISTED = ["tiny-gemma4", "tiny-gemma4-e"]
+
 
 def small(**other: Any) -> shapes.Shape:
     """The shape of a draft model with the vocabulary of `DRAFTED`."""
@@ -40,13 +44,25 @@ def small(**other: Any) -> shapes.Shape:
     return dataclasses.replace(shapes.find("tiny-llama"), **{**alike, **other})
 
 
+def assistant(name: str, **other: Any) -> shapes.Shape:
+    """The shape of the assistant of a Gemma 4: three layers with a window, then one without."""
+    of = shapes.find(name)
+    its: dict[str, Any] = {"arch": "gemma4-assistant", "n_layer": 4, "window_pattern": 4}
+    its |= {"n_layer_shared_kv": 4, "n_embd_layer": 0, "n_ff_last": 0, "tied": True}
+    return dataclasses.replace(of, **{**its, "n_embd_backbone": of.n_embd, **other})
+
+
 def pair(folder: Path, name: str, agree: float) -> tuple[Path, list[int], str, dict[str, Any]]:
     """A model and what drafts for it: its file, the token after each, how that is called, and what
     a load is given."""
-    path = folder / "model.gguf"
+    path, draft = folder / "model.gguf", folder / "draft.gguf"
+    if name in ASSISTED:
+        shape = dataclasses.replace(shapes.find(name), tied=False)
+        synth.write(path, shape, "Q8_0", seed=1, known=True)
+        synth.write(draft, assistant(name), "Q8_0", seed=1, known=True, agree=agree)
+        return path, [int(t) for t in synth.followers(shape)], "draft", {"draft": draft}
     if name != DRAFTED:
         return path, known(path, name, agree), "mtp", {}
-    draft = folder / "draft.gguf"
     synth.write(path, shapes.find(name), "Q8_0", seed=1, known=True)
     synth.write(draft, small(), "Q8_0", seed=2, known=True, agree=agree)
     return path, [int(t) for t in synth.followers(small())], "draft", {"draft": draft}
@@ -59,6 +75,36 @@ def follow(after: list[int], first: int, n: int) -> list[int]:
     return tokens
 
 
+def runner(path: Path, part: str, **more: Any) -> Any:
+    options: Any = {"n_slots": 1, "n_ctx": 64, "n_pages": 2, "kv_type": "F32", "part": part}
+    made = _native.PlanRunner("cpu", str(path), None, **options, **more)
+    made.map_pages(0, 0, [1])
+    return made
+
+
+@pytest.mark.parametrize("name", ASSISTED)
+def test_guesses_of_an_assistant_are_those_of_numpy(tmp_path: Path, name: str) -> None:
+    path, draft = tmp_path / "model.gguf", tmp_path / "draft.gguf"
+    synth.write(path, shapes.find(name), "Q8_0", seed=2)
+    synth.write(draft, assistant(name, n_embd=128, n_ff=384, window=48), "Q8_0", seed=3)
+    ids = [int(i) for i in np.random.default_rng(3).integers(3, 250, 62)]
+    rows, wanted = gemma4.guesses(Reference(path), Reference(draft), ids)
+    n = len(rows)
+    guess, followed, model = (
+        runner(path, part, draft=str(draft)) for part in ("guess", "follow", "model")
+    )
+    model.forward(ids[:-1], list(range(n)), [0] * n, [])
+    followed.write("x", model.read("x"))
+    followed.forward(ids[1:], list(range(n)), [0] * n, [])
+    own = np.frombuffer(followed.read("draft.after"), np.float32).reshape(n, -1)
+    assert np.median(np.abs(own - rows)) < 1e-2
+    guess.write_kv(model.read_kv())
+    guess.write("draft.hidden", rows.astype(np.float32).tobytes())
+    guess.forward(ids[1:], list(range(n)), [0] * n, list(range(n)))
+    found = np.frombuffer(guess.read("draft.logits"), np.float32).reshape(n, -1)
+    assert mean_kl(wanted, found) < 5e-5
+
+
 @pytest.mark.parametrize("mix", ["Q8_0", "Q4_K_M"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_guesses_are_those_of_numpy(tmp_path: Path, name: str, mix: str) -> None:
@@ -68,14 +114,7 @@ def test_guesses_are_those_of_numpy(tmp_path: Path, name: str, mix: str) -> None
     ids = [int(i) for i in np.random.default_rng(3).integers(3, 250, 40)]
     rows = reference.hidden(ids)[:-1].astype(np.float32)
     n = len(rows)
-
-    def runner(part: str) -> Any:
-        options: Any = {"n_slots": 1, "n_ctx": 64, "n_pages": 2, "kv_type": "F32", "part": part}
-        made = _native.PlanRunner("cpu", str(path), None, **options)
-        made.map_pages(0, 0, [1])
-        return made
-
-    guess, followed, model = runner("guess"), runner("follow"), runner("model")
+    guess, followed, model = (runner(path, part) for part in ("guess", "follow", "model"))
     guess.write("draft_hidden", rows.tobytes())
     guess.forward(ids[1:], list(range(n)), [0] * n, list(range(n)))
     found = np.frombuffer(guess.read("draft_logits"), np.float32).reshape(n, -1)
@@ -91,15 +130,16 @@ def test_guesses_are_those_of_numpy(tmp_path: Path, name: str, mix: str) -> None
     assert guess.read_kv() == followed.read_kv()
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [*SHAPES, *ASSISTED])
 def test_as_many_guesses_are_right_as_was_set(tmp_path: Path, name: str) -> None:
     shares = []
     for agree in (1.0, 0.7, 0.0):
-        path = tmp_path / f"{agree}.gguf"
-        after = known(path, name, agree)
-        with LLM(path, device="cpu", n_ctx=256, max_batch=1, speculate="mtp:2") as llm:
-            found = llm.generate(follow(after, 60, 8), max_tokens=91, ignore_eos=True, seed=1)
-            assert found.token_ids == follow(after, after[follow(after, 60, 8)[-1]], 91)
+        path, after, by, drafts = pair(tmp_path, name, agree)
+        load: dict[str, Any] = {"device": "cpu", "n_ctx": 256, "max_batch": 1, **drafts}
+        with LLM(path, speculate=f"{by}:2", **load) as llm:
+            prompt = follow(after, 60, 8)
+            found = llm.generate(prompt, max_tokens=91, ignore_eos=True, temperature=0.0)
+            assert found.token_ids == follow(after, after[prompt[-1]], 91)
             used, stats = found.usage, llm.stats()
             for name_of in ("drafted_tokens", "accepted_tokens", "draft_rounds"):
                 assert getattr(used, name_of) == getattr(stats, name_of)
@@ -127,7 +167,7 @@ def numbers(found: onegraph.Result) -> tuple[Any, ...]:
     return (found.text, found.token_ids, found.finish_reason, found.stop_reason, found.logprobs)
 
 
-@pytest.mark.parametrize("name", [*SHAPES, DRAFTED])
+@pytest.mark.parametrize("name", [*SHAPES, DRAFTED, *ASSISTED])
 def test_texts_are_those_without_drafts(tmp_path: Path, name: str) -> None:
     path, after, by, drafts = pair(tmp_path, name, 0.7)
     prompt = follow(after, 60, 9)
@@ -156,7 +196,7 @@ def test_texts_are_those_without_drafts(tmp_path: Path, name: str) -> None:
             assert numbers(kept) == numbers(again)
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen35", DRAFTED])
+@pytest.mark.parametrize("name", ["tiny-qwen35", DRAFTED, ASSISTED[0]])
 def test_few_pages_preempt_no_sequence_for_what_may_be_wrong(tmp_path: Path, name: str) -> None:
     path, after, by, drafts = pair(tmp_path, name, 0.8)
     prompts = [follow(after, 60 + i, 50) for i in range(4)]

@@ -7,7 +7,7 @@
 //   draft_keep   keeps the row that a sequence's next guess goes by
 // A drafter that goes by tokens alone has the first two, and N_EMBD is 0.
 //
-// variant.cuh: N_VOCAB logits a row, of which N_TOKENS are of tokens of the model; N_EMBD, THREADS.
+// variant.cuh: N_VOCAB logits a row, of which N_TOKENS are of tokens of the model; N_EMBD, MOVES, THREADS.
 #include "kv.cuh"
 #include "sample.cuh"
 #include "state.cuh"
@@ -112,7 +112,7 @@ KERNEL_BOUNDS(draft_next, Next, THREADS, 2) {
     const uint32_t token = rank_id(best), at = i * p.rows + p.row;
     p.row_tokens[at] = token;
     p.tokens[i] = token;
-    p.positions[i] = load_relaxed_u32(p.positions + i) + 1;
+    p.positions[i] = load_relaxed_u32(p.positions + i) + MOVES;
     p.slots[i] = load_relaxed_u32(p.row_slots + at);
 }
 

@@ -16,6 +16,7 @@ mod exaone4;
 mod fused;
 mod gemma3;
 mod gemma4;
+mod gemma4_assistant;
 mod gemma_embedding;
 mod glm4;
 mod glm4moe;
@@ -60,7 +61,7 @@ const DENSE: [&str; 4] = [
     "dense_3.bias",
 ];
 
-pub use draft::{with_draft, DRAFT};
+pub use draft::{find_draft, with_draft, DRAFT};
 pub use nextn::with_drafter;
 
 const _: () = assert!(config::MOST_EXPERTS <= signature::MOST_EXPERTS);

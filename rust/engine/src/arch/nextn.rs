@@ -48,7 +48,11 @@ pub fn with_drafter(config: &Config, plan: Plan) -> Result<Plan> {
     let head = name(config, "shared_head_head");
     b.head(&head, "draft_logits", hidden, None)?;
     let guess = b.finish();
-    let by = ByRows { rows, hidden };
+    let by = ByRows {
+        rows,
+        hidden,
+        moves: true,
+    };
     Ok(plan.with_drafter(follow, guess, Some(by)))
 }
 

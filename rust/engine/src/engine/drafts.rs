@@ -16,7 +16,8 @@ use crate::weights::Model;
 /// than `n_ctx` tokens.
 pub(super) fn with_draft(model: &mut Model, plan: Plan, n_ctx: usize, file: &Path) -> Result<Plan> {
     let draft = Model::open(file)?;
-    arch::find(Config::architecture(&draft.gguf)?)?;
+    // First: other architectures have other keys.
+    arch::find_draft(Config::architecture(&draft.gguf)?)?;
     let config = draft.config()?;
     let refused = |reason: String| Error::Argument {
         name: "draft",

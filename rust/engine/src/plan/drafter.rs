@@ -27,6 +27,8 @@ pub struct ByRows {
     pub rows: BufferId,
     /// `[rows, n_embd]` of `guess`: one of those, in its place then what the next guess goes by.
     pub hidden: BufferId,
+    /// Whether each guess stands at the position behind that of the one before: it stores keys and values.
+    pub moves: bool,
 }
 
 impl Plan {

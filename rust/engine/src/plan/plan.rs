@@ -106,7 +106,7 @@ fn type_by_name<'de, D: serde::Deserializer<'de>>(d: D) -> Result<&'static Quant
     quant::by_name(&String::deserialize(d)?).map_err(serde::de::Error::custom)
 }
 
-/// Angles of the rotary embedding: `position * inv_freq[i] / factors[i]`; cosine and sine are
+/// Angles of the rotary embedding: `(position + ahead) * inv_freq[i] / factors[i]`; cosine and sine are
 /// multiplied by `scale` (YaRN's attention factor) and by what `temperature` says of the position, all
 /// in float64.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -119,6 +119,8 @@ pub struct RopeTable {
     pub temperature: Option<Temperature>,
     #[serde(default)]
     pub long: Option<LongFactors>,
+    #[serde(default)]
+    pub ahead: u32,
 }
 
 /// Divisors in the place of `factors` where a context may have more than so many tokens (LongRoPE,

@@ -40,6 +40,7 @@ fn plan(ops: Vec<Op>) -> Plan {
             scale: 1.0,
             temperature: None,
             long: None,
+            ahead: 0,
         }],
         kv: vec![KvShape::new(2, 16); 3],
         logits: WANTED,

@@ -176,6 +176,7 @@ fn kernels(number: u32) -> HashSet<Variant> {
             n_vocab: 151_936,
             n_tokens: 151_936,
             n_embd,
+            moves: true,
         };
         kernels.insert(drafts.variant());
     }

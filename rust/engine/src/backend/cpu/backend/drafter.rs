@@ -125,7 +125,9 @@ impl CpuBackend {
             let rows = logits.chunks_exact(width.max(1));
             let best = rows.map(|row| sampler::best(&row[..most_tokens]).unwrap_or(0));
             tokens = best.collect();
-            positions.iter_mut().for_each(|position| *position += 1);
+            if by.is_none_or(|by| by.moves) {
+                positions.iter_mut().for_each(|position| *position += 1);
+            }
             for ((draft, token), room) in drafts.iter_mut().zip(&tokens).zip(&room) {
                 if n < *room {
                     draft.tokens.push(*token);

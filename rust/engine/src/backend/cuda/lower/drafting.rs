@@ -74,7 +74,7 @@ static DRAFT: Source =
 constants! {
     /// draft.cu
     struct DraftVariant in DRAFT {
-        n_vocab: uint32_t, n_tokens: uint32_t, n_embd: uint32_t, threads: uint32_t,
+        n_vocab: uint32_t, n_tokens: uint32_t, n_embd: uint32_t, moves: bool, threads: uint32_t,
     }
 }
 
@@ -93,6 +93,8 @@ pub struct Launches {
     pub n_tokens: usize,
     /// Numbers of the rows that it goes by; 0 where it goes by tokens alone.
     pub n_embd: usize,
+    /// Whether a guess stands behind the one before.
+    pub moves: bool,
 }
 
 impl Launches {
@@ -102,6 +104,7 @@ impl Launches {
             n_vocab: self.n_vocab,
             n_tokens: self.n_tokens,
             n_embd: self.n_embd,
+            moves: self.moves,
             threads: THREADS,
         }
         .into()

@@ -131,8 +131,9 @@ fn cos_sin(
     let inv_freq = table.frequencies(factors.as_deref());
     let pairs = (0..n_ctx).into_par_iter().flat_map_iter(|position| {
         let scale = table.scale_at(position as u32);
+        let at = (position + table.ahead as usize) as f64;
         inv_freq.iter().flat_map(move |f| {
-            let (sin, cos) = (position as f64 * f).sin_cos();
+            let (sin, cos) = (at * f).sin_cos();
             [(cos * scale) as f32, (sin * scale) as f32]
         })
     });

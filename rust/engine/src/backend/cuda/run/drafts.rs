@@ -67,6 +67,7 @@ impl Drafts {
                 n_vocab,
                 n_tokens: n_vocab.min(plan.n_vocab()),
                 n_embd,
+                moves: drafter.by.is_none_or(|by| by.moves),
             },
             rows: drafter.by.map(|by| address(by.rows)),
             hidden: drafter.by.map_or(0, |by| address(by.hidden)),
