@@ -10,8 +10,8 @@ bytes. Needs NumPy alone.
 With --known the next token is known, for measurements of drafts: layers add nothing to the stream,
 and the head's row of each token is what the embedding's is of the token before it (`followers`).
 A layer that guesses further tokens is then right about all, or with --agree about a share of them,
-by a table of embeddings of its own; a model without one is right about that share itself. Sizes, shapes and what a step computes are as without; the rows
-need the engine's quantizers.
+by a table of embeddings of its own; a model without one is right about that share itself. Sizes,
+shapes and what a step computes are as without; the rows need the engine's quantizers.
 """
 
 from __future__ import annotations

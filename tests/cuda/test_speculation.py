@@ -1,4 +1,5 @@
-"""Drafts of a model's own layer and of a draft model on a card: rounds are graphs that need no host, and draw what steps draw."""
+"""Drafts of a model's own layer and of draft models on a card: rounds are graphs that need no host,
+and draw what steps draw."""
 
 from __future__ import annotations
 
@@ -31,15 +32,16 @@ def numbers(found):
     logprobs = [(t.token_id, t.logprob) for t in found.logprobs or []]
     return found.token_ids, found.finish_reason, logprobs
 load = {"n_ctx": 128, "max_batch": 3, "kv_type": kv_type, "prefill_chunk": 64, "progress": False}
+drafts = {"speculate": given["speculate"], "draft": given["draft"]}
 with onegraph.LLM(path, device="cpu", speculate="off", **load) as llm:
     plain = [llm.generate(prompt, **kind) for kind in asked]
     out["plain"] = [numbers(found) for found in plain]
     turn = prompt + list(plain[2].token_ids) + [5, 6, 60]
     out["turn"] = numbers(llm.generate(turn, **asked[3]))
-with onegraph.LLM(path, device="cpu", speculate=given["speculate"], draft=given["draft"], **load) as llm:
+with onegraph.LLM(path, device="cpu", **drafts, **load) as llm:
     found = [llm.generate(prompt, **kind) for kind in asked[:5]]
     out["cpu"] = [(r.usage.accepted_tokens, numbers(r)) for r in found]
-with onegraph.LLM(path, device="cuda", speculate=given["speculate"], draft=given["draft"], **load) as llm:
+with onegraph.LLM(path, device="cuda", **drafts, **load) as llm:
     drafted = [llm.generate(prompt, **kind) for kind in asked]
     out["drafted"] = [numbers(found) for found in drafted]
     out["accepted"] = [found.usage.accepted_tokens for found in drafted]

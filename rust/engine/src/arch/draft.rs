@@ -1,7 +1,6 @@
 //! A drafter that is a model of its own, in a file of its own: over the tokens of the other's passes it
 //! stores its keys and values, and guesses by its logits.
 
-use super::gemma4_assistant::{with_assistant, ASSISTANT};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plan::{storing, Plan};
@@ -9,25 +8,11 @@ use crate::plan::{storing, Plan};
 /// What stands before the names of its tensors beside those of the model.
 pub const DRAFT: &str = "draft.";
 
-/// Looks for the architecture of a drafter in a file of its own.
-///
-/// # Errors
-/// As [`super::find`].
-pub fn find_draft(arch: &str) -> Result<()> {
-    match arch {
-        ASSISTANT => Ok(()),
-        _ => super::find(arch).map(drop),
-    }
-}
-
 /// The plan with the model of this config for a drafter.
 ///
 /// # Errors
 /// As [`super::plan`]; [`Error::Argument`] where it keeps states, which do not roll back, or is an encoder.
-pub fn with_draft(plan: Plan, config: &Config) -> Result<Plan> {
-    if config.arch == ASSISTANT {
-        return with_assistant(plan, config);
-    }
+pub fn with_model(plan: Plan, config: &Config) -> Result<Plan> {
     let draft = super::plan(config)?;
     let why = match (draft.states.len(), draft.looks_ahead()) {
         (0, false) => None,

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::plan::{BufferId, ByRows, KvShape, Op, Plan, RopeStyle, Rows};
 
 /// `general.architecture` of such files.
-pub const ASSISTANT: &str = "gemma4-assistant";
+pub const NAME: &str = "gemma4-assistant";
 
 /// The plan with the assistant of this config for a drafter.
 ///
