@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import shapes
 import synth
@@ -112,3 +113,27 @@ def test_guesses_change_no_token(
     if speculate != "auto":
         # The card guesses what the CPU guesses.
         assert found["accepted"][:5] == [own[0] for own in found["cpu"]]
+
+
+ITSELF = """
+load = {"n_ctx": 128, "max_batch": 2, "prefill_chunk": 64, "progress": False}
+options = {"max_tokens": 21, "ignore_eos": True, "temperature": 0.0}
+with onegraph.LLM(path, device="cpu", **load) as llm:
+    out["plain"] = [llm.generate(p, **options).token_ids for p in given["prompts"]]
+with onegraph.LLM(path, device="cuda", draft=path, speculate="draft:3", **load) as llm:
+    found = llm.generate(given["prompts"], **options)
+    out["drafted"] = [r.token_ids for r in found]
+    out["accepted"] = [r.usage.accepted_tokens for r in found]
+    # Of keys that the cache has of another text.
+    again = llm.generate(given["prompts"][0] + list(out["plain"][0])[:9], **options)
+    out["again"] = again.usage.accepted_tokens, again.usage.cached_tokens
+"""
+
+
+def test_a_model_that_drafts_for_itself_is_always_right(on_card: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    synth.write(path, dataclasses.replace(shapes.find("tiny-llama"), tied=False), "Q4_K_M", seed=5)
+    prompts = [[int(i) for i in np.random.default_rng(n).integers(3, 500, n)] for n in (90, 9)]
+    found = on_card(ITSELF, path=path, prompts=prompts)
+    assert found["drafted"] == found["plain"] and found["accepted"] == [15, 15]
+    assert found["again"] == [15, 98]

@@ -290,6 +290,8 @@ def test_a_padded_vocabulary_is_the_same_and_another_one_is_refused(tmp_path: Pa
             assert llm.generate([5, 6], max_tokens=4).usage.drafted_tokens == 0
     with pytest.raises(onegraph.FileError, match="nowhere"):
         LLM(path, draft=tmp_path / "nowhere.gguf", **load)
+    with pytest.raises(onegraph.OutOfMemoryError, match=r"draft model's weights.* load without"):
+        LLM(path, draft=path, kv_tokens=1 << 31, **load)
     with pytest.raises(onegraph.ArgumentError, match="no draft model is given"):
         LLM(path, speculate="draft", **load)
     with pytest.raises(onegraph.ArgumentError, match="a draft model is given"):

@@ -6,7 +6,7 @@ use crate::arch;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::gguf::{shown, Gguf};
-use crate::plan::Plan;
+use crate::plan::{Plan, Weight};
 use crate::weights::Model;
 
 /// The plan with the model of `file` for a drafter, whose tensors are then found in `model` too.
@@ -37,6 +37,22 @@ pub(super) fn with_draft(model: &mut Model, plan: Plan, n_ctx: usize, file: &Pat
     let plan = arch::with_draft(plan, &config)?;
     model.take_in(draft, arch::DRAFT);
     Ok(plan)
+}
+
+/// The error of a load that says how much of the memory is the draft model's.
+pub(super) fn with_share(error: Error, plan: &Plan) -> Error {
+    let its = plan
+        .weights
+        .iter()
+        .filter(|w| w.name.starts_with(arch::DRAFT));
+    let bytes: usize = its.filter_map(Weight::bytes).sum();
+    match error {
+        Error::Memory { need, remedy } if bytes > 0 => Error::Memory {
+            need: format!("{need}; {bytes} bytes of it are the draft model's weights"),
+            remedy: format!("{remedy}; or load without it"),
+        },
+        other => other,
+    }
 }
 
 /// How two vocabularies differ, if they do. The longer one may have tokens behind the shorter one's: tables

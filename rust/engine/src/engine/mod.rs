@@ -606,7 +606,8 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     let mut backend: Box<dyn Backend> = match device {
         Device::Cpu => {
             let needs = cpu::needs(&plan, &runner)?;
-            memory::check(&plan, &needs, &runner, &memory::Room::here())?;
+            let room = memory::check(&plan, &needs, &runner, &memory::Room::here());
+            room.map_err(|e| drafts::with_share(e, &plan))?;
             read_ahead(&model, &plan, reporter)?;
             Box::new(CpuBackend::new(plan, model.clone(), &runner)?)
         }
@@ -615,7 +616,8 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             let card = Context::new(number)?;
             let free = card.memory()?.0 as u64;
             let may_shrink = options.n_ctx.is_none();
-            let runner = fit(&card.info, &plan, &*model, &runner, may_shrink, free)?;
+            let runner = fit(&card.info, &plan, &*model, &runner, may_shrink, free)
+                .map_err(|e| drafts::with_share(e, &plan))?;
             let told = |stage: String, done, total| reporter.at(stage, done, total);
             let backend = CudaBackend::new(number, plan, &*model, &runner, &told)?;
             let LoadTimes { upload, compile } = backend.load_times();
