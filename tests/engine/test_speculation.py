@@ -263,6 +263,34 @@ def test_a_model_that_drafts_for_itself_is_always_right(tmp_path: Path) -> None:
         assert all(r.usage.accepted_tokens < r.usage.drafted_tokens for r in found[3:6])
 
 
+def test_what_steps_left_behind_is_made_up_for(tmp_path: Path) -> None:
+    """Steps that draft nothing do not wait for the draft model; what they read it reads later."""
+    path = tmp_path / "model.gguf"
+    synth.write(path, dataclasses.replace(shapes.find(DRAFTED), n_layer=2), "Q8_0", seed=5)
+    prompts = [[int(i) for i in np.random.default_rng(n).integers(3, 900, n)] for n in (70, 9)]
+    greedy: dict[str, Any] = {"max_tokens": 81, "ignore_eos": True, "temperature": 0.0}
+    bound: dict[str, Any] = {"regex": "[a-z ]{300}", "max_tokens": 40, "temperature": 0.0}
+    load: dict[str, Any] = {"device": "cpu", "n_ctx": 512, "max_batch": 2, "kv_type": "f32"}
+    with LLM(path, **load) as llm:
+        plain = llm.generate(prompts[1], **greedy)
+    with LLM(path, draft=path, speculate="draft:3", **load) as llm:
+        # The next turn finds its keys in the cache.
+        first = llm.generate(prompts[0], **bound)
+        assert first.usage.drafted_tokens == 0
+        turn = prompts[0] + list(first.token_ids) + [7, 8]
+        second = llm.generate(turn, **greedy)
+        assert second.usage.cached_tokens > len(prompts[0]) + 30
+        assert second.usage.accepted_tokens == 60 and second.usage.draft_rounds == 20
+        # While a constrained text is beside it, nothing is drafted for this one.
+        stream = llm.generate(prompts[1], stream=True, **greedy)
+        tokens = list(next(stream).token_ids)
+        llm.generate(prompts[0], **bound)
+        tokens += [token for piece in stream for token in piece.token_ids]
+        assert tokens == list(plain.token_ids)
+        used = stream.result.usage
+        assert used.accepted_tokens == used.drafted_tokens > 0
+
+
 def test_a_padded_vocabulary_is_the_same_and_another_one_is_refused(tmp_path: Path) -> None:
     path, after, _, _ = pair(tmp_path, DRAFTED, 1.0)
     load: dict[str, Any] = {"device": "cpu", "n_ctx": 256}

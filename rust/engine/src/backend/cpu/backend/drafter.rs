@@ -1,7 +1,9 @@
 //! Drafts by the model itself: behind every pass its drafter follows, and in front of a round it guesses.
 
 use super::{places, CpuBackend, Rows};
-use crate::backend::{Batch, Draft, MOST_GUESSED};
+use crate::backend::cpu::memory::MAX_ROWS;
+use crate::backend::parts::{take, Rest};
+use crate::backend::{Batch, Draft, Part, MOST_GUESSED};
 use crate::error::Result;
 use crate::plan::{ByRows, Drafter};
 use crate::sampler;
@@ -23,8 +25,32 @@ impl CpuBackend {
         self.interpreter.plan().drafter.as_deref()
     }
 
-    /// Stores what the drafter's layer keeps of the rows of the last pass, which were drawn from.
-    pub(super) fn follow(&mut self, rows: &[Rows]) -> Result<()> {
+    /// Pages of layers that see a window may be gone by the time that it catches up.
+    pub(super) fn lags(&self) -> bool {
+        let by_tokens = self.drafter().is_some_and(|d| d.by.is_none());
+        by_tokens && self.limits.windows.is_none()
+    }
+
+    /// As [`crate::backend::Backend::follow`].
+    pub(super) fn follow_parts(&mut self, parts: Vec<Part<'_>>) -> Result<()> {
+        let mut rest = Rest::from(parts);
+        while !rest.is_empty() {
+            let parts = take(&mut rest, MAX_ROWS);
+            self.follow_rows(&parts.iter().map(Rows::of).collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
+    /// Behind a step, unless it may be left behind.
+    pub(super) fn follow_step(&mut self, rows: &[Rows]) -> Result<()> {
+        match self.lags() && !self.guesses {
+            true => Ok(()),
+            false => self.follow_rows(rows),
+        }
+    }
+
+    /// Stores what the drafter's layers keep of the rows of the last pass, which were drawn from.
+    pub(super) fn follow_rows(&mut self, rows: &[Rows]) -> Result<()> {
         let Some(drafter) = self.drafter().filter(|_| !rows.is_empty()) else {
             return Ok(());
         };

@@ -12,6 +12,7 @@ use crate::backend::cuda::lower::drafting::{
     Begin, DraftRows, Drawn, Keep, Launches, Next, MOST_BLOCKS,
 };
 use crate::backend::cuda::lower::lowering::{Inputs, Pass, Path};
+use crate::backend::RunnerOptions;
 use crate::error::Result;
 use crate::plan::Drafter;
 
@@ -28,6 +29,8 @@ pub struct Drafts {
     logits: u64,
     n_slots: usize,
     n_ctx: usize,
+    /// As [`crate::backend::Backend::lags`].
+    pub lags: bool,
     /// `[max_rows]` u32: of each row of a pass the token that follows it, and the slot that keeps it.
     next: DeviceBuffer,
     keeps: DeviceBuffer,
@@ -53,10 +56,10 @@ impl Drafts {
         context: &Arc<Context>,
         card: &Card,
         drafter: &Drafter,
-        n_slots: usize,
         [max_rows, max_out]: [usize; 2],
-        n_ctx: usize,
+        options: &RunnerOptions,
     ) -> Result<Self> {
+        let n_slots = options.n_slots;
         let plan = card.plan();
         let n_vocab = plan.buffer(drafter.guess.logits).width;
         let n_embd = drafter.by.map_or(0, |by| plan.buffer(by.hidden).width);
@@ -73,7 +76,9 @@ impl Drafts {
             hidden: drafter.by.map_or(0, |by| address(by.hidden)),
             logits: address(drafter.guess.logits),
             n_slots,
-            n_ctx,
+            n_ctx: options.n_ctx,
+            // Pages of layers that see a window may be gone by the time that it catches up.
+            lags: drafter.by.is_none() && options.windows.is_none(),
             next: words(max_rows)?,
             keeps: words(max_rows)?,
             kept: words(n_slots * n_embd)?,
