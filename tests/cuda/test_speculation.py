@@ -127,6 +127,11 @@ with onegraph.LLM(path, device="cuda", draft=path, speculate="draft:3", **load) 
     # Of keys that the cache has of another text.
     again = llm.generate(given["prompts"][0] + list(out["plain"][0])[:9], **options)
     out["again"] = again.usage.accepted_tokens, again.usage.cached_tokens
+    # Of a text that nothing was drafted for.
+    bound = llm.generate(given["prompts"][1], regex="[a-z ]{300}", max_tokens=20, temperature=0.0)
+    turn = given["prompts"][1] + list(bound.token_ids) + [7]
+    later = llm.generate(turn, **options)
+    out["later"] = later.usage.accepted_tokens, later.usage.cached_tokens
 """
 
 
@@ -136,4 +141,4 @@ def test_a_model_that_drafts_for_itself_is_always_right(on_card: Any, tmp_path: 
     prompts = [[int(i) for i in np.random.default_rng(n).integers(3, 500, n)] for n in (90, 9)]
     found = on_card(ITSELF, path=path, prompts=prompts)
     assert found["drafted"] == found["plain"] and found["accepted"] == [15, 15]
-    assert found["again"] == [15, 98]
+    assert found["again"] == [15, 98] and found["later"] == [15, 28]

@@ -10,7 +10,7 @@ use super::{BufferId, Op, Plan};
 /// same ids.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Drafter {
-    /// Of every pass of the model, over the same rows: stores what its layers keep of them.
+    /// Over the rows of passes of the model: stores what its layers keep of them.
     pub follow: Plan,
     /// The logits of the token behind one more.
     pub guess: Plan,

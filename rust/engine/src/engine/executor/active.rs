@@ -131,7 +131,7 @@ impl Active {
             return None;
         };
         let from = g.followed.take()?;
-        let tokens = self.known().split_off(from);
+        let tokens = self.known().get(from..)?.to_vec();
         (!tokens.is_empty()).then_some((tokens, from))
     }
 
