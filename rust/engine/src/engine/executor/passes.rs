@@ -401,28 +401,29 @@ impl Executor {
                 n += 1;
             }
         }
-        let mut drafted = self.gate.choose(n, longest);
-        if drafted > 0 {
-            self.catch_up()?;
-        }
-        let decoding = self.active.iter_mut().flatten().filter(|a| a.decodes());
-        let sequences = decoding.filter_map(|active| match &active.task {
-            Task::Generate(g) => {
-                let tokens = g.request.prompt.len() + g.drawn.len();
-                let left = g.request.max_tokens.saturating_sub(g.drawn.len());
-                Some((&mut active.sequence, tokens, left))
-            }
-            _ => None,
-        });
-        for (sequence, tokens, left) in sequences {
-            let rows = STEPS_AHEAD * (1 + drafted);
-            let wanted = tokens + rows.min(left);
-            sequence.grow(&mut *self.backend, wanted)?;
-            if sequence.capacity() < wanted {
-                drafted = 0;
-            }
+        let drafted = self.gate.choose(n, longest);
+        let mut drafted = self.grow_for(drafted)?;
+        if drafted > 0 && self.catch_up()? {
+            // Steps that were queued have taken some of that room.
+            drafted = self.grow_for(drafted)?;
         }
         self.gate.queue(n, longest, drafted, Instant::now());
+        Ok(drafted)
+    }
+
+    /// Has pages for rounds of so many drafted tokens, or of none where there are not enough. Which it is.
+    fn grow_for(&mut self, mut drafted: usize) -> Result<usize> {
+        for active in self.active.iter_mut().flatten().filter(|a| a.decodes()) {
+            if let Task::Generate(g) = &active.task {
+                let tokens = g.request.prompt.len() + g.drawn.len();
+                let left = g.request.max_tokens.saturating_sub(g.drawn.len());
+                let wanted = tokens + (STEPS_AHEAD * (1 + drafted)).min(left);
+                active.sequence.grow(&mut *self.backend, wanted)?;
+                if active.sequence.capacity() < wanted {
+                    drafted = 0;
+                }
+            }
+        }
         Ok(drafted)
     }
 
@@ -440,14 +441,15 @@ impl Executor {
         }
     }
 
-    /// Lets what drafts catch up with all that decode, once it is known what they have read.
-    fn catch_up(&mut self) -> Result<()> {
+    /// Lets what drafts catch up with all that decode, once it is known what they have read. Says whether it
+    /// was behind.
+    fn catch_up(&mut self) -> Result<bool> {
         let is_behind = |a: &Active| match &a.task {
             Task::Generate(g) => a.decodes() && g.followed.is_some(),
             _ => false,
         };
         if !self.active.iter().flatten().any(is_behind) {
-            return Ok(());
+            return Ok(false);
         }
         while self.decodes() && !self.backend.is_settled() {
             self.deliver(true)?;
@@ -462,7 +464,7 @@ impl Executor {
             .map(|(slot, tokens, at)| behind(*slot, tokens, *at));
         self.backend.follow(parts.collect())?;
         self.gate.interrupt();
-        Ok(())
+        Ok(true)
     }
 
     /// Has the pages that layers with a window need for the steps that may be queued now.

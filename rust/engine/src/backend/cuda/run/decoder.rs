@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::cache::{Cache, Key, Purpose, MOST_LISTS, WARM_UPS};
 use super::capture::capture_failure;
 use super::card::Card;
-use super::drafts::Drafts;
+use super::drafts::{Drafts, OFTEN_GUESSED};
 use super::ready::{Ready, Way};
 use super::ring::Ring;
 use super::rows::RowBuffers;
@@ -178,6 +178,21 @@ impl Decoder {
             specs.extend(drafts.beside(&self.card, pass)?);
         }
         Ok(specs)
+    }
+
+    /// What a draft model runs: over chunks of these sizes, and in rounds of one sequence.
+    ///
+    /// # Errors
+    /// As [`Decoder::specs`].
+    pub fn draft_specs(&self, sizes: impl Iterator<Item = usize>, way: Way) -> Result<Vec<Spec>> {
+        if !self.drafts.as_ref().is_some_and(Drafts::goes_by_tokens) {
+            return Ok(Vec::new());
+        }
+        let chunks = sizes.map(|rows| (Purpose::Follow, rows));
+        let rounds = (1..=OFTEN_GUESSED).map(|drafted| (Purpose::Guessed { drafted }, 1));
+        let keys = chunks.chain(rounds);
+        let specs = keys.map(|(purpose, rows)| self.specs(Key { purpose, way, rows }));
+        Ok(specs.collect::<Result<Vec<_>>>()?.concat())
     }
 
     /// A round of these rows, by the inputs that the host gives or what a drafter has guessed.

@@ -16,6 +16,9 @@ use crate::backend::RunnerOptions;
 use crate::error::Result;
 use crate::plan::Drafter;
 
+/// Tokens that are guessed in most rounds, at most: kernels for further ones are compiled when they are.
+pub const OFTEN_GUESSED: usize = 3;
+
 /// Of a row that no sequence keeps.
 const NONE: u32 = u32::MAX;
 
@@ -94,6 +97,11 @@ impl Drafts {
         drafts.kept.fill(0, &card.stream)?;
         drafts.tickets.fill(0, &card.stream)?;
         Ok(drafts)
+    }
+
+    /// Whether it goes by tokens alone.
+    pub fn goes_by_tokens(&self) -> bool {
+        self.rows.is_none()
     }
 
     /// Sets the sequences of the next rounds, by slot; further ones up to `rows` are none.
