@@ -30,16 +30,17 @@ def known(path: Path, name: str, agree: float) -> list[int]:
     return [int(t) for t in synth.followers(drafting(name))]
 
 
-#: A model whose drafts are those of a draft model, in a file of its own.
-DRAFTED = "tiny-llama-gqa"
+#: Models whose drafts are those of a draft model, in a file of its own; the second one has layers
+#: that keep a state.
+DRAFTED, RECURRENT = "tiny-llama-gqa", "tiny-lfm2"
 
 #: Models whose drafts are those of an assistant, which reads what they have stored.
 ASSISTED = ["tiny-gemma4", "tiny-gemma4-e"]
 
 
-def small(**other: Any) -> shapes.Shape:
-    """The shape of a draft model with the vocabulary of `DRAFTED`."""
-    of = shapes.find(DRAFTED)
+def small(name: str = DRAFTED, **other: Any) -> shapes.Shape:
+    """The shape of a draft model with the vocabulary of that one."""
+    of = shapes.find(name)
     alike = {"n_vocab": of.n_vocab, "pre": of.pre, "n_ctx": of.n_ctx, "tied": False}
     return dataclasses.replace(shapes.find("tiny-llama"), **{**alike, **other})
 
@@ -61,11 +62,11 @@ def pair(folder: Path, name: str, agree: float) -> tuple[Path, list[int], str, d
         synth.write(path, shape, "Q8_0", seed=1, known=True)
         synth.write(draft, assistant(name), "Q8_0", seed=1, known=True, agree=agree)
         return path, [int(t) for t in synth.followers(shape)], "draft", {"draft": draft}
-    if name != DRAFTED:
+    if name in SHAPES:
         return path, known(path, name, agree), "mtp", {}
-    synth.write(path, shapes.find(name), "Q8_0", seed=1, known=True)
-    synth.write(draft, small(), "Q8_0", seed=2, known=True, agree=agree)
-    return path, [int(t) for t in synth.followers(small())], "draft", {"draft": draft}
+    synth.write(path, dataclasses.replace(shapes.find(name), tied=False), "Q8_0", known=True)
+    synth.write(draft, small(name), "Q8_0", seed=2, known=True, agree=agree)
+    return path, [int(t) for t in synth.followers(small(name))], "draft", {"draft": draft}
 
 
 def follow(after: list[int], first: int, n: int) -> list[int]:
@@ -167,7 +168,7 @@ def numbers(found: onegraph.Result) -> tuple[Any, ...]:
     return (found.text, found.token_ids, found.finish_reason, found.stop_reason, found.logprobs)
 
 
-@pytest.mark.parametrize("name", [*SHAPES, DRAFTED, *ASSISTED])
+@pytest.mark.parametrize("name", [*SHAPES, DRAFTED, RECURRENT, *ASSISTED])
 def test_texts_are_those_without_drafts(tmp_path: Path, name: str) -> None:
     path, after, by, drafts = pair(tmp_path, name, 0.7)
     prompt = follow(after, 60, 9)
@@ -239,10 +240,11 @@ def test_a_layer_that_is_cut_is_refused_and_one_that_is_left_out_drafts_nothing(
         LLM(path, device="cpu", speculate="mtp")
 
 
-def test_a_model_that_drafts_for_itself_is_always_right(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [DRAFTED, "tiny-gemma3", "tiny-qwen3moe", "tiny-deepseek2"])
+def test_a_model_that_drafts_for_itself_is_always_right(tmp_path: Path, name: str) -> None:
     path = tmp_path / "model.gguf"
-    synth.write(path, dataclasses.replace(shapes.find(DRAFTED), n_layer=2), "Q8_0", seed=5)
-    prompts = [[int(i) for i in np.random.default_rng(n).integers(3, 900, n)] for n in (300, 70, 9)]
+    synth.write(path, shapes.find(name), "Q8_0", seed=5)
+    prompts = [[int(i) for i in np.random.default_rng(n).integers(3, 500, n)] for n in (300, 70, 9)]
     # By its distribution a text is drawn that no guess of the largest logits foresees.
     greedy: dict[str, Any] = {"max_tokens": 41, "ignore_eos": True, "temperature": 0.0}
     drawn = {**greedy, "temperature": 1.0, "seed": 3}
@@ -306,7 +308,7 @@ def test_a_padded_vocabulary_is_the_same_and_another_one_is_refused(tmp_path: Pa
     other.write_bytes(narrow.read_bytes().replace(b"<|im_end|>", b"<|im_edn|>"))
     short, recurrent = tmp_path / "short", tmp_path / "recurrent"
     synth.write(short, small(n_ctx=64), "Q8_0")
-    synth.write(recurrent, shapes.find("tiny-lfm2"), "Q8_0")
+    synth.write(recurrent, shapes.find(RECURRENT), "Q8_0")
     for draft, says in (
         (other, r"its vocabulary is another: token \d+ is .*, the model's"),
         (short, r"trained for 64 tokens, and n_ctx is 256: use n_ctx = 64"),
