@@ -62,7 +62,8 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
     model: a name such as "smollm2", "llama3.2" or "qwen3.5:4b", the path of a GGUF file (for a
         split model, its first shard), "hf:user/repo/file.gguf", "hf:user/repo:Q4_K_M" or
         "ollama:name:tag"
-    device: "cpu", "cuda", "cuda:1", or "auto", which uses the CPU only if there is no NVIDIA GPU
+    device: "cpu", "cuda", "cuda:1", "cuda:0,1" (several GPUs together), or "auto", which uses the
+        CPU only if there is no NVIDIA GPU
     n_ctx: maximum tokens of one sequence, prompt and output together; None takes the model's
         trained context, at most 8192, and on a GPU at most what its memory holds, with a warning.
         More than the trained context is an error

@@ -175,10 +175,10 @@ def app(args: Mapping[str, Any]) -> Application:
     """A Ray Serve application: each replica loads the model and serves `onegraph.asgi`.
 
     args: `model`, and optionally: `name`, the model's name in requests (by default as in `model`;
-        for a file, without folder and ending); `num_gpus` per replica (1, on the CPU 0);
-        `num_replicas` (1); `max_ongoing_requests` per replica (twice its `max_batch`); and keywords
-        of `LLM` and of `onegraph.asgi`. Strings, as from `serve run`, are parsed as JSON if they
-        are JSON
+        for a file, without folder and ending); `num_gpus` per replica (the cards that `device`
+        names); `num_replicas` (1); `max_ongoing_requests` per replica (twice its `max_batch`); and
+        keywords of `LLM` and of `onegraph.asgi`. Strings, as from `serve run`, are parsed as JSON
+        if they are JSON
 
     Raises `ArgumentError` for a missing model or an unknown name.
     """
@@ -188,12 +188,13 @@ def app(args: Mapping[str, Any]) -> Application:
     if not given.get("model"):
         raise ArgumentError("model: missing; pass model=REFERENCE")
     model = arguments.text("model", given.pop("model"))
-    on_cpu = given.get("device") == "cpu"
+    device = str(given.get("device", "auto"))
+    n_cards = 0 if device == "cpu" else 1 + device.count(",")
     max_batch = arguments.integer("max_batch", given.get("max_batch", 8))
     name = arguments.text("name", given.pop("name", _name(model)))
     options = {
         "max_ongoing_requests": given.pop("max_ongoing_requests", 2 * max_batch),
-        "ray_actor_options": {"num_gpus": given.pop("num_gpus", 0 if on_cpu else 1)},
+        "ray_actor_options": {"num_gpus": given.pop("num_gpus", n_cards)},
     }
     if "num_replicas" in given:
         options["num_replicas"] = given.pop("num_replicas")

@@ -90,7 +90,10 @@ KERNEL_BOUNDS(everything, P, 256, 1) {
     delay_block();
     linger(PLACING_NS + sm_id());
     if (atomic_inc_acq_rel_wrap(p.w, gridDim.x - 1) == gridDim.x - 1) {
+        store_away(p.y, v);
+        store_away(reinterpret_cast<float4*>(p.y), make_float4(v, v, v, v));
         store_release_sys_u64(p.r, global_timer());
+        wait_for_card(p.r, i, p.r + 1);
         raise_to_u64(p.r, i);
         report(p.r, i, 3, i % 2, float_as_u32(v));
     }

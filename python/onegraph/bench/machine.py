@@ -35,12 +35,15 @@ class Machine:
 
 
 def describe(device: str) -> Machine:
-    """This machine, with the card `device` ("cuda:N") where it is one."""
+    """This machine, with the card `device` ("cuda:N", or "cuda:N,M" of several)."""
     gpu = driver = compiler = None
     if device != "cpu":
         found = json.loads(_native.cuda_devices(nvrtc.folders()))
         cards = {card["device"]: card for card in found["cards"]}
-        gpu = cards.get(device, {}).get("name")
+        numbers = device.partition(":")[2].split(",")
+        gpu = cards.get(f"cuda:{numbers[0]}", {}).get("name")
+        if gpu and len(numbers) > 1:
+            gpu = f"{len(numbers)} x {gpu}"
         driver, compiler = found["driver"], found["nvrtc"]["version"]
         driver = _driver_release() or (f"CUDA {driver}" if driver else None)
     return Machine(
@@ -63,7 +66,8 @@ def watch(device: str, *, pause: bool = False) -> Watch:
         return Watch(pause=pause)
     cards = json.loads(_native.cuda_devices(nvrtc.folders()))["cards"]
     names = [card["name"] for card in cards]
-    ordinal = int(device.partition(":")[2] or 0)
+    # Of several the first, which all others wait for.
+    ordinal = int(device.partition(":")[2].partition(",")[0] or 0)
     return Watch(nvidia_smi.finder(ordinal, names), pause)
 
 

@@ -23,7 +23,7 @@ from onegraph.printable import printable
 from onegraph.progress import shown
 
 #: Options that say what memory is needed for.
-MEMORY = ("n_ctx", "max_batch", "kv_type")
+MEMORY = ("n_ctx", "max_batch", "kv_type", "device")
 
 Info = dict[str, Any]
 #: A name and what is said of it.
@@ -46,6 +46,9 @@ Row = tuple[str, str]
     show_default=True,
     help="Type of keys and values.",
 )
+@click.option(
+    "--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, cuda:0,1 or auto."
+)
 @click.option("--plan", is_flag=True, help="Print the plan: every operation of a forward pass.")
 @click.option("--devices", is_flag=True, help="Print devices, and which tuning row each uses.")
 @json_option
@@ -55,6 +58,7 @@ def command(
     n_ctx: int | None,
     max_batch: int,
     kv_type: str,
+    device: str,
     plan: bool,
     devices: bool,
     as_json: bool,
@@ -81,7 +85,7 @@ def command(
     if plan:
         say(_native.model_plan(path, as_json).rstrip("\n"))
         return
-    text = _native.model_info(path, n_ctx, max_batch, kv_type)
+    text = _native.model_info(path, n_ctx, max_batch, kv_type, device)
     if as_json:
         say(text)
     else:
@@ -134,11 +138,18 @@ def _free_memory() -> int | None:
 
 
 def _free_on(device: str) -> int | None:
-    """Bytes that are free on "cpu" or "cuda:N"; None where nobody says."""
+    """Bytes free on "cpu" or "cuda:N", of several cards the least; None where nobody says."""
     if device == "cpu":
         return _free_memory()
     cards: list[Info] = json.loads(_native.cuda_devices(nvrtc.folders()))["cards"]
-    return next((card["free_bytes"] for card in cards if card["device"] == device), None)
+    free = {card["device"]: card["free_bytes"] for card in cards}
+    wanted = [free.get(f"cuda:{number}") for number in _numbers(device)]
+    return min((each for each in wanted if each is not None), default=None)
+
+
+def _numbers(device: str) -> list[str]:
+    """Of "cuda:0,1" 0 and 1."""
+    return device.partition(":")[2].split(",")
 
 
 def _show_model(info: Info) -> None:
@@ -262,8 +273,10 @@ def _tokenizer(tokenizer: Info | None) -> str:
 def _memory_rows(info: Info) -> list[Row]:
     memory, decode = info["memory"], info["decode"]
     of = f"{memory['max_batch']} x {memory['n_ctx']:,} tokens, {memory['kv_type']}"
+    cards = len(_numbers(memory["device"]))
+    of_each = f" of each of {cards} cards" if cards > 1 else ""
     rows = [
-        ("memory needed", size(memory["total_bytes"])),
+        ("memory needed", size(memory["total_bytes"]) + of_each),
         ("  weights", size(memory["weights_bytes"])),
         ("  keys, values", f"{size(memory['kv_bytes'])} for {of}"),
         *_window_rows(memory["windows"]),

@@ -56,7 +56,7 @@ KV_TYPES = get_args(KvType)
 
 #: Arguments of `onegraph.LLM`: name, type, help.
 MODEL: list[tuple[str, Any, str]] = [
-    ("device", str, "cpu, cuda, cuda:1 or auto.  [default: auto]"),
+    ("device", str, "cpu, cuda, cuda:1, cuda:0,1 or auto.  [default: auto]"),
     ("n_ctx", int, "Context length in tokens.  [default: the model's, at most 8192]"),
     ("threads", int, "CPU threads.  [default: all that the machine has]"),
     (

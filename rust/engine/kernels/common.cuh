@@ -238,6 +238,32 @@ DEVICE void store_release_sys_u64(uint64_t* address, uint64_t value) {
                          ::"l"(address), "l"(value) : "memory");)
 }
 
+// Stores to memory of another card: seen there behind a later store_release_sys_u64 of this thread, or of one
+// that a barrier lies between.
+DEVICE void store_away(float4* address, float4 value) {
+    ON_HOST(sim::store_late(address, &value, sizeof value);)
+    ON_CARD(*address = value;)
+}
+DEVICE void store_away(float* address, float value) {
+    ON_HOST(sim::store_late(address, &value, sizeof value);)
+    ON_CARD(*address = value;)
+}
+
+// Returns once another card has stored `value`, or more, and what it wrote before is visible; or once
+// `abort`, a word of the host, is not zero.
+DEVICE void wait_for_card(const uint64_t* flag, uint64_t value, const uint64_t* abort) {
+    ON_HOST(sim::wait_for_peer(flag, value, abort);)
+    ON_CARD(
+        uint64_t seen;
+        for (uint32_t looks = 1;; looks++) {
+            asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(flag) : "memory");
+            if (seen >= value) break;
+            if (looks % 1024) continue;
+            asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(abort) : "memory");
+            if (seen) break;
+        })
+}
+
 // Raises the word to `value` if that is larger. The host reads it after a later kernel has reported, and
 // clears it when no kernel that may write it runs.
 DEVICE void raise_to_u64(uint64_t* address, uint64_t value) {

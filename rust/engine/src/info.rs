@@ -264,8 +264,10 @@ impl ModelInfo {
             kv_bytes_per_position: pages.token_bytes(),
         });
         let plan = Arc::new(plan);
-        let foreseen = device::resolve(&options.device)
-            .and_then(|device| Ok((device, memory::needs(device, &plan, model, &runner)?)));
+        let foreseen = device::resolve(&options.device).and_then(|device| {
+            let needs = memory::needs(&device, &plan, model, &runner)?;
+            Ok((device, needs))
+        });
         match foreseen {
             Ok((device, needs)) => {
                 info.memory = Some(MemoryInfo::new(device, &needs, &pages, &plan)?)

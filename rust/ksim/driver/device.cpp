@@ -211,6 +211,27 @@ KSIM_API CUresult cuDeviceGetPCIBusId(char* id, int length, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
+KSIM_API CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
+    Entry entry("cuDeviceCanAccessPeer", 0);
+    if (entry.code) return entry.code;
+    if (!can) return CUDA_ERROR_INVALID_VALUE;
+    if (!valid_device(device) || !valid_device(peer)) return CUDA_ERROR_INVALID_DEVICE;
+    *can = device != peer && settings().peers;
+    return CUDA_SUCCESS;
+}
+
+KSIM_API CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
+    Entry entry("cuCtxEnablePeerAccess", NEEDS_CONTEXT);
+    if (entry.code) return entry.code;
+    Context* own = current_context();
+    if (flags) return CUDA_ERROR_INVALID_VALUE;
+    if (!alive(peer) || peer == own) return CUDA_ERROR_INVALID_CONTEXT;
+    if (peer->device == own->device || !settings().peers) {
+        return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    }
+    return own->peers.insert(peer).second ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+}
+
 // ---------------------------------------------------------------- primary contexts
 
 KSIM_API CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {

@@ -22,6 +22,7 @@
 
 struct Settings {
     int devices;
+    bool peers;
     int sm;
     int multiprocessors;
     int driver_version;
@@ -103,6 +104,8 @@ struct Capture;
 
 struct Context {
     CUdevice device = 0;
+    // Contexts whose memory its kernels may use.
+    std::set<Context*> peers;
     bool primary = false;
     unsigned references = 0;
     unsigned flags = 0;
@@ -250,6 +253,12 @@ Stream* resolve_stream(CUstream stream, CUresult& code);
 CUresult submit(Stream* stream, Work work, const char* name);
 // Runs what is queued: all of it, one stream's, or a stream's up to a point.
 void flush_all(Context* context);
+// Lets other devices run, from work of this one that waits for them.
+void yield_device();
+// The device whose work is being run.
+extern CUdevice active_device;
+extern uint64_t released_stores;
+constexpr int MOST_DEVICES = 8;
 void flush(Stream* stream, uint64_t upto = UINT64_MAX);
 // Runs one piece of pending work, for calls that ask about progress.
 void make_progress();

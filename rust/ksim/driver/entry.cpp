@@ -2,6 +2,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -32,7 +33,8 @@ bool is(const char* name, const char* value) {
 
 Settings read_settings() {
     Settings s;
-    s.devices = static_cast<int>(number("KSIM_DEVICES", 1));
+    s.devices = std::min(static_cast<int>(number("KSIM_DEVICES", 1)), MOST_DEVICES);
+    s.peers = number("KSIM_PEERS", 1) != 0;
     s.sm = static_cast<int>(number("KSIM_SM", 90));
     s.multiprocessors = static_cast<int>(number("KSIM_MULTIPROCESSORS", 8));
     s.driver_version = static_cast<int>(number("KSIM_DRIVER_VERSION", 12080));

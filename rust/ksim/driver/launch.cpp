@@ -66,9 +66,12 @@ struct Ground {
     }
 };
 
+// Of the device whose work is being run.
 Ground& ground() {
-    static Ground one;
-    return one;
+    static Ground* each[MOST_DEVICES];
+    Ground*& own = each[active_device];
+    if (!own) own = new Ground;
+    return *own;
 }
 
 // ---------------------------------------------------------------- signals
@@ -174,8 +177,11 @@ struct Flight {
 
     ~Flight() { object->close(grid); }
 };
-// Oldest first: it waits for nobody.
-std::deque<std::unique_ptr<Flight>> flights;
+// Oldest first: it waits for none of its own device.
+std::deque<std::unique_ptr<Flight>>& flights() {
+    static std::deque<std::unique_ptr<Flight>> each[MOST_DEVICES];
+    return each[active_device];
+}
 uint64_t launch_count = 0;
 
 uint64_t launch_seed() {
@@ -190,7 +196,7 @@ std::unique_ptr<Flight> take_off(const Work& work, const void* owner, Context* c
     flight->params = work.params;
     flight->name = work.function->name;
     bool taken[KSIM_DEPTH] = {};
-    for (const auto& other : flights) taken[other->place] = true;
+    for (const auto& other : flights()) taken[other->place] = true;
     while (taken[flight->place]) flight->place++;
     ksim_launch& launch = flight->launch;
     launch.kernel = work.function->kernel;
@@ -201,6 +207,8 @@ std::unique_ptr<Flight> take_off(const Work& work, const void* owner, Context* c
     launch.dynamic_shared_bytes = work.shared_bytes;
     launch.programmatic = work.programmatic;
     launch.seed = launch_seed();
+    launch.released = &released_stores;
+    launch.in_order = settings().devices > 1;
     launch.stacks = ground().stacks_of(flight->place);
     launch.stack_bytes = STACK_BYTES;
     launch.message = flight->message;
@@ -223,7 +231,7 @@ void crash(Flight& flight, int code) {
     CUresult result = static_cast<CUresult>(code);
     violation("%s: %s", error_name(result), flight.message);
     fail_context(flight.context, result);
-    flights.clear();
+    flights().clear();
 }
 
 ksim_progress advance(Flight& flight, bool to_end) {
@@ -249,18 +257,23 @@ void release(Flight& flight) {
 // Runs the oldest to its end, which the next has waited for, once the others have done what they may
 // without it.
 void land_oldest() {
-    for (size_t i = flights.size(); i-- > 1;) {
-        if (advance(*flights[i], true) == KSIM_FAILED) return;
+    auto& own = flights();
+    for (size_t i = own.size(); i-- > 1;) {
+        if (advance(*own[i], true) == KSIM_FAILED) return;
     }
-    if (advance(*flights.front(), true) == KSIM_FAILED) return;
-    flights.pop_front();
-    if (!flights.empty()) release(*flights.front());
+    ksim_progress progress;
+    while ((progress = advance(*own.front(), true)) == KSIM_PEERS) yield_device();
+    if (progress == KSIM_FAILED) return;
+    own.pop_front();
+    if (!own.empty()) release(*own.front());
 }
 
 // Whether a grid that may overlap with the newest may start: all of its blocks have triggered, which
 // they may do without having waited.
 bool has_triggered(Flight& newest) {
-    return flights.size() < KSIM_DEPTH && advance(newest, false) != KSIM_WAITS;
+    if (flights().size() >= KSIM_DEPTH) return false;
+    const ksim_progress progress = advance(newest, false);
+    return progress != KSIM_WAITS && progress != KSIM_PEERS;
 }
 
 bool still_loaded(const Work& work) {
@@ -278,7 +291,7 @@ bool is_host_pointer(uint64_t value) {
 }  // namespace
 
 void land() {
-    while (!flights.empty()) land_oldest();
+    while (!flights().empty()) land_oldest();
 }
 
 CUresult check_launch(Work& work, void** params, void** extra, const char* name) {
@@ -361,14 +374,14 @@ void execute_kernel(const Work& work, const void* owner, bool overlaps, Context*
         return;
     }
     stats.launches++;
-    overlaps &= settings().early && work.programmatic && !flights.empty() &&
-                flights.back()->owner == owner;
-    while (!flights.empty() && !(overlaps && has_triggered(*flights.back()))) land_oldest();
+    auto& own = flights();
+    overlaps &= settings().early && work.programmatic && !own.empty() && own.back()->owner == owner;
+    while (!own.empty() && !(overlaps && has_triggered(*own.back()))) land_oldest();
     if (context->sticky) return;
-    flights.push_back(take_off(work, owner, context));
-    if (flights.size() == 1) release(*flights.back());
+    own.push_back(take_off(work, owner, context));
+    if (own.size() == 1) release(*own.back());
     if (settings().early) {
-        advance(*flights.back(), false);
+        advance(*own.back(), false);
     } else {
         land();
     }

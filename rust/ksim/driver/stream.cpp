@@ -2,6 +2,8 @@
 // something waits for it: then only what that wait covers.
 #include <sys/mman.h>
 #include <time.h>
+#include <ucontext.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -119,18 +121,137 @@ void fill_bytes(unsigned char* target, int value, size_t bytes) {
 
 }  // namespace
 
+namespace {
+
+// The pending work of one device, a thread of its own: it is left where its kernels wait for what
+// another device stores.
+struct Lane {
+    ucontext_t own, back;
+    char* stack = nullptr;
+    Stream* stream = nullptr;
+    bool busy = false;
+};
+Lane lanes[MOST_DEVICES];
+bool in_lane = false;
+
+constexpr size_t LANE_BYTES = 1 << 20;
+// How long devices may wait for each other and for the host.
+constexpr double PEERS_MS = 30e3;
+
+void lane_main() {
+    Lane& lane = lanes[active_device];
+    while (true) {
+        run_front(lane.stream);
+        land();
+        lane.busy = false;
+        swapcontext(&lane.own, &lane.back);
+    }
+}
+
+Stream* oldest_of_device(CUdevice device) {
+    Stream* oldest = nullptr;
+    for (Context* each : live<Context>()) {
+        if (each->device != device) continue;
+        Stream* stream = oldest_pending(each);
+        if (stream && (!oldest || stream->queue.front().serial < oldest->queue.front().serial)) {
+            oldest = stream;
+        }
+    }
+    return oldest;
+}
+
+// Runs work of each device as far as it goes; whether any went on.
+bool run_lanes() {
+    bool any = false;
+    for (CUdevice device = 0; device < settings().devices; device++) {
+        Lane& lane = lanes[device];
+        if (!lane.busy) {
+            lane.stream = oldest_of_device(device);
+            if (!lane.stream) continue;
+            lane.busy = true;
+            any = true;
+        }
+        if (!lane.stack) {
+            lane.stack = static_cast<char*>(mmap(nullptr, LANE_BYTES, PROT_READ | PROT_WRITE,
+                                                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+            getcontext(&lane.own);
+            lane.own.uc_stack.ss_sp = lane.stack;
+            lane.own.uc_stack.ss_size = LANE_BYTES;
+            makecontext(&lane.own, lane_main, 0);
+        }
+        const uint64_t before = released_stores;
+        active_device = device;
+        in_lane = true;
+        swapcontext(&lane.back, &lane.own);
+        in_lane = false;
+        any |= !lane.busy || released_stores != before;
+    }
+    return any;
+}
+
+// Runs the devices' work until that of a stream is done up to a serial.
+void run_lanes_until(Stream* stream, uint64_t upto) {
+    double since = now_ms();
+    const uint64_t target = upto < stream->last_serial ? upto : stream->last_serial;
+    while (stream->done_serial < target) {
+        if (run_lanes()) {
+            since = now_ms();
+            continue;
+        }
+        if (now_ms() - since > PEERS_MS) {
+            violation("device %d waits for what no other device stores", stream->context->device);
+            abort();
+        }
+        // Others may still queue what this one waits for.
+        driver_lock.unlock();
+        usleep(100);
+        driver_lock.lock();
+        if (!alive(stream) && !stream->is_legacy) return;
+    }
+}
+
+}  // namespace
+
+CUdevice active_device = 0;
+uint64_t released_stores = 0;
+
+void yield_device() {
+    if (!in_lane) {
+        violation("a kernel waits for another device, and there is none");
+        abort();
+    }
+    Lane& lane = lanes[active_device];
+    swapcontext(&lane.own, &lane.back);
+}
+
 void flush(Stream* stream, uint64_t upto) {
+    if (settings().devices > 1 && !in_lane) return run_lanes_until(stream, upto);
     if (stream->queue.empty() || stream->queue.front().serial > upto) return;
     while (!stream->queue.empty() && stream->queue.front().serial <= upto) run_front(stream);
     land();
 }
 
 void flush_all(Context* context) {
+    if (settings().devices > 1 && !in_lane) {
+        auto streams = live<Stream>();
+        for (Stream* stream : streams) {
+            if (!context || stream->context == context) flush(stream);
+        }
+        auto contexts = live<Context>();
+        for (Context* each : contexts) {
+            if (!context || each == context) flush(each->legacy);
+        }
+        return;
+    }
     while (Stream* stream = oldest_pending(context)) run_front(stream);
     land();
 }
 
 void make_progress() {
+    if (settings().devices > 1) {
+        run_lanes();
+        return;
+    }
     if (Stream* stream = oldest_pending(nullptr)) run_front(stream);
     land();
 }
@@ -184,6 +305,10 @@ CUresult submit(Stream* stream, Work work, const char* name) {
     if (settings().lazy) {
         IdleRunner::last_call = now_ms();
         IdleRunner::start();
+    } else if (settings().devices > 1) {
+        // As far as it goes: the host may have to queue more before it goes on.
+        while (run_lanes()) {
+        }
     } else {
         flush(stream);
     }
@@ -308,7 +433,7 @@ KSIM_API CUresult cuStreamQuery(CUstream handle) {
     CUresult code;
     Stream* stream = resolve_stream(handle, code);
     if (code || (code = refuse_capturing(stream, entry.name))) return code;
-    if (stream->queue.empty()) return stream->context->sticky;
+    if (stream->done_serial >= stream->last_serial) return stream->context->sticky;
     make_progress();
     return CUDA_ERROR_NOT_READY;
 }

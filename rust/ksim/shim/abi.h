@@ -3,7 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KSIM_ABI 3
+#define KSIM_ABI 4
 #define KSIM_MAX_THREADS 1024u
 // Grids in flight: one that has still to end, its successor and that one's successor.
 #define KSIM_DEPTH 3u
@@ -36,6 +36,10 @@ struct ksim_launch {
     uint32_t programmatic;
     // Most blocks in flight, whole clusters. 1: each runs to its end. More: the last ones stop where they trigger.
     uint32_t blocks;
+    // Blocks are started in ascending order: those that wait for other devices' must not wait for each other.
+    uint32_t in_order;
+    // Counts the stores that other devices may wait for.
+    uint64_t* released;
     // 0: blocks, warps and lanes in ascending order; else each run has an order of its own.
     uint64_t seed;
     char* stacks;  // KSIM_STACKS
@@ -48,6 +52,8 @@ struct ksim_launch {
 enum ksim_progress {
     // Its blocks wait for the grid before it.
     KSIM_WAITS,
+    // Its blocks wait for what another device stores.
+    KSIM_PEERS,
     // Every block has triggered or ended: its successor may start.
     KSIM_TRIGGERED,
     KSIM_ENDED,

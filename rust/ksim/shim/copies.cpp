@@ -1,6 +1,32 @@
 // Asynchronous copies and their barriers: see copies.h.
 namespace sim {
 
+struct LateStore {
+    void* address;
+    uint32_t bytes;
+    char value[16];
+};
+
+void store_late(void* address, const void* value, uint32_t bytes) {
+    check_global("a store to another device", address, bytes);
+    if (block->late_count == block->late_room) {
+        block->late_room = block->late_room ? 2 * block->late_room : 64;
+        block->late = static_cast<LateStore*>(
+            realloc(block->late, block->late_room * sizeof(LateStore)));
+    }
+    LateStore& late = block->late[block->late_count++];
+    late.address = address;
+    late.bytes = bytes;
+    memcpy(late.value, value, bytes);
+}
+
+void deliver() {
+    for (uint32_t i = 0; i < block->late_count; i++) {
+        memcpy(block->late[i].address, block->late[i].value, block->late[i].bytes);
+    }
+    block->late_count = 0;
+}
+
 struct AsyncCopy {
     void* shared;
     const void* global;

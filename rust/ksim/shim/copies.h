@@ -56,10 +56,17 @@ static inline T load(const void* address) {
 KSIM_LOAD_PARTS(uint2)
 KSIM_LOAD_PARTS(uint4)
 
+// Stores of a block to another device, which come when a thread of the block next stores with release, or
+// else when the block ends.
+void store_late(void* address, const void* value, uint32_t bytes);
+void deliver();
+
 template <typename T>
 static inline void store_release(T* address, T value) {
     check_global("a store", address, sizeof(T));
+    deliver();
     __atomic_store_n(address, value, __ATOMIC_RELEASE);
+    ++*launch->released;
 }
 
 static inline uint32_t atomic_inc_wrap(uint32_t* address, uint32_t last) {

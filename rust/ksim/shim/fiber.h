@@ -29,14 +29,15 @@ extern "C" char __stop_ksim_shared[] __attribute__((weak, visibility("hidden")))
 
 namespace sim {
 
-enum State : uint8_t { READY, AT_WARP, AT_BARRIER, AT_PHASE, AT_PDL, AT_CLUSTER, AT_PRODUCTS, DONE };
+enum State : uint8_t { READY, AT_WARP, AT_BARRIER, AT_PHASE, AT_PDL, AT_CLUSTER, AT_PRODUCTS, AT_PEER, DONE };
 
 // Of a block: none of it, it has yet to begin, some of it can run, it waits for the grid before or for
-// others of its cluster, it stopped at its trigger.
-enum Stage : uint8_t { EMPTY, STARTED, RUNNING, WAITING, MEETING, STOPPED };
+// others of its cluster or for other devices, it stopped at its trigger.
+enum Stage : uint8_t { EMPTY, STARTED, RUNNING, WAITING, MEETING, AWAY, STOPPED };
 
 struct AsyncCopy;
 struct BulkCopy;
+struct LateStore;
 struct Product;
 
 struct Fiber {
@@ -57,6 +58,10 @@ struct Fiber {
     uint64_t in;
     uint64_t operand;
     uint64_t out;
+    // The word of another device that it waits for, from which value on, and one that ends all waits.
+    const uint64_t* flag;
+    const uint64_t* abort;
+    uint64_t flag_value;
     // Its cp.async copies, oldest first; those of group g are complete once `group - g` allows.
     AsyncCopy* copies;
     uint32_t copy_count, copy_room, copy_group;
@@ -121,6 +126,9 @@ struct Block {
     // Its bulk copies under way.
     BulkCopy* bulk;
     uint32_t bulk_count, bulk_room;
+    // Its stores to other devices that these do not see yet.
+    LateStore* late;
+    uint32_t late_count, late_room;
 };
 
 extern Fiber* self;

@@ -36,6 +36,33 @@ void keep_read(const void* address, uint32_t bytes) {
     grid->read_bytes = needed;
 }
 
+static bool has_come(const uint64_t* flag, uint64_t value, const uint64_t* abort) {
+    return __atomic_load_n(flag, __ATOMIC_ACQUIRE) >= value ||
+           __atomic_load_n(abort, __ATOMIC_ACQUIRE) != 0;
+}
+
+void wait_for_peer(const uint64_t* flag, uint64_t value, const uint64_t* abort) {
+    check_global("a wait", flag, sizeof *flag);
+    if (has_come(flag, value, abort)) return;
+    self->flag = flag;
+    self->abort = abort;
+    self->flag_value = value;
+    wait_as(AT_PEER);
+}
+
+// Wakes the threads whose words have come.
+static bool wake_from_peers(Block* b) {
+    bool any = false;
+    for (uint32_t i = 0; i < b->threads; i++) {
+        Fiber& fiber = b->fibers[i];
+        if (fiber.state != AT_PEER || !has_come(fiber.flag, fiber.flag_value, fiber.abort)) continue;
+        fiber.state = READY;
+        b->warp[i / 32].ready |= 1u << (i % 32);
+        any = true;
+    }
+    return any;
+}
+
 static inline Cluster& cluster() { return grid->cluster[first_of_cluster()]; }
 
 // Ends the phase where no thread is missing.
@@ -150,6 +177,7 @@ static void free_block(Block* b) {
     for (uint32_t i = 0; i < b->threads; i++) free(b->fibers[i].copies);
     free(b->fibers);
     free(b->bulk);
+    free(b->late);
     for (Products& of : b->products) free_products(of);
     free(b->static_shared);
     free(b);
@@ -239,6 +267,7 @@ static void end_block() {
                block->bulk_count);
     }
     compare_products();
+    deliver();
     if (launch->programmatic && !block->waited) {
         record(KSIM_LAUNCH_FAILED,
                "launched programmatically, but no thread of the block called pdl_wait(): the grid "
@@ -263,15 +292,18 @@ static void run_block() {
         end_block();
         return;
     }
-    bool at_pdl = false, meets = false;
+    bool at_pdl = false, meets = false, is_away = false;
     for (uint32_t i = 0; i < block->threads; i++) {
         const State state = block->fibers[i].state;
         at_pdl |= state == AT_PDL;
+        is_away |= state == AT_PEER;
         // A phase may end by what others of a cluster store.
         meets |= state == AT_CLUSTER || (state == AT_PHASE && launch->cluster > 1);
     }
     if (at_pdl && !grid->released) {
         block->stage = WAITING;
+    } else if (is_away) {
+        block->stage = AWAY;
     } else if (meets) {
         block->stage = MEETING;
     } else {
@@ -316,7 +348,7 @@ static void* open_grid(const ksim_launch* l) {
     Grid* g = static_cast<Grid*>(calloc(1, sizeof(Grid)));
     g->launch = l;
     g->blocks = l->grid[0] * l->grid[1] * l->grid[2];
-    if (!l->seed) return g;
+    if (!l->seed || l->in_order) return g;
     const uint32_t clusters = g->blocks / l->cluster;
     g->order = static_cast<uint32_t*>(malloc(clusters * sizeof(uint32_t)));
     for (uint32_t i = 0; i < clusters; i++) g->order[i] = i;
@@ -365,6 +397,7 @@ static ksim_progress advance_grid(void* handle, int to_end, int* code) {
             if (b->stage == EMPTY) continue;
             if (b->stage == WAITING && !g->released) continue;
             if (b->stage == MEETING && !has_ready(b)) continue;
+            if (b->stage == AWAY && !wake_from_peers(b)) continue;
             if (b->stage == STOPPED && !to_end) continue;
             select_block(b);
             run_block();
@@ -379,6 +412,10 @@ static ksim_progress advance_grid(void* handle, int to_end, int* code) {
     *code = g->error = error;
     if (error) return KSIM_FAILED;
     if (g->ended == g->blocks) return KSIM_ENDED;
+    if (g->passed == g->blocks && !to_end) return KSIM_TRIGGERED;
+    for (const Block* b : g->block) {
+        if (b && b->stage == AWAY) return KSIM_PEERS;
+    }
     return g->passed == g->blocks ? KSIM_TRIGGERED : KSIM_WAITS;
 }
 

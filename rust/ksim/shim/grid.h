@@ -59,6 +59,10 @@ static inline void note_read(const void* address, uint32_t bytes) {
     if (__builtin_expect(!grid->released, 0)) keep_read(address, bytes);
 }
 
+// Until another device has stored that value, or a larger one: the driver runs the others meanwhile. Or
+// until `abort` is not zero.
+void wait_for_peer(const uint64_t* flag, uint64_t value, const uint64_t* abort);
+
 // ---------------------------------------------------------------- clusters
 
 static inline uint32_t cluster_rank() { return block->slot % launch->cluster; }

@@ -123,6 +123,7 @@ impl<'a> Builder<'a> {
             n_out,
             n_expert,
             ty: spec.ty,
+            share: None,
         };
         Ok(Some(self.plan.add_weight(weight)))
     }

@@ -2,6 +2,7 @@
 //! the decode state: position, last token, sampler, limits. The engine above only assigns pages to slots,
 //! feeds prompts, requests steps and collects tokens.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,13 +45,14 @@ pub trait Weights: Send + Sync {
     /// [`crate::Error::Tensor`] where there is none of that name.
     fn bytes(&self, name: &str) -> Result<&[u8]>;
 
-    /// The bytes of a plan's tensor, as many as its shape and type take.
+    /// The bytes of a plan's tensor, as many as its shape and type take: of one that is shared, this card's.
     ///
     /// # Errors
     /// [`crate::Error::Tensor`] where there are none or another number.
-    fn of(&self, w: &plan::Weight) -> Result<&[u8]> {
+    fn of(&self, w: &plan::Weight) -> Result<Cow<'_, [u8]>> {
         let bytes = self.bytes(&w.name)?;
-        let expected = w.bytes();
+        let cards = w.share.map_or(1, |share| share.cards);
+        let expected = w.bytes().and_then(|own| own.checked_mul(cards));
         if expected != Some(bytes.len()) {
             return Err(Error::Tensor {
                 name: w.name.clone(),
@@ -62,7 +64,17 @@ pub trait Weights: Send + Sync {
                 remedy: "the file is damaged: fetch it again".into(),
             });
         }
-        Ok(bytes)
+        let Some(share) = w.share else {
+            return Ok(Cow::Borrowed(bytes));
+        };
+        let own = bytes.len() / (share.cards * w.n_expert.max(1));
+        let mut parts = bytes
+            .chunks_exact((own * share.cards).max(1))
+            .map(|all| &all[own * share.rank..][..own]);
+        Ok(match w.n_expert {
+            1 => Cow::Borrowed(parts.next().unwrap_or_default()),
+            _ => Cow::Owned(parts.collect::<Vec<_>>().concat()),
+        })
     }
 
     /// The numbers of a plan's tensor of one row.
@@ -71,7 +83,7 @@ pub trait Weights: Send + Sync {
     /// As [`Weights::of`]; [`crate::Error::Tensor`] where one of them is infinite or NaN: what ops do
     /// with vectors can hide that, such as a sink or an expert's bias of -inf.
     fn vector(&self, w: &plan::Weight, to: &mut [f32]) -> Result<()> {
-        (w.ty.dequantize)(self.of(w)?, to);
+        (w.ty.dequantize)(&self.of(w)?, to);
         match to.iter().position(|x| !x.is_finite()) {
             None => Ok(()),
             Some(at) => Err(Error::Tensor {

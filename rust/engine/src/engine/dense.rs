@@ -78,6 +78,7 @@ impl Layer {
                 n_out: 1,
                 n_expert: 1,
                 ty: spec.ty,
+                share: None,
             };
             model.vector(&weight, &mut values)?;
             Ok(Some(values))

@@ -3,21 +3,25 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::plan::MOST_CARDS;
 
 /// Where a model runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Device {
     Cpu,
-    /// A card by its number.
-    Cuda(usize),
+    /// Cards by their numbers: one, or several that compute together.
+    Cuda(Vec<usize>),
 }
 
 impl Device {
     /// Its name, as [`resolve`] takes it.
-    pub fn name(self) -> String {
+    pub fn name(&self) -> String {
         match self {
             Device::Cpu => "cpu".into(),
-            Device::Cuda(n) => format!("cuda:{n}"),
+            Device::Cuda(all) => {
+                let all: Vec<String> = all.iter().map(usize::to_string).collect();
+                format!("cuda:{}", all.join(","))
+            }
         }
     }
 }
@@ -69,7 +73,7 @@ impl Nvidia {
     }
 }
 
-/// The device that `name` means: `auto`, `cpu`, `cuda` or `cuda:N`.
+/// The device that `name` means: `auto`, `cpu`, `cuda`, `cuda:N` or `cuda:N,M`.
 ///
 /// # Errors
 /// [`Error::Argument`] for another name, [`Error::Device`] with the reason where a card is asked
@@ -83,23 +87,41 @@ fn resolve_on(name: &str, look: impl FnOnce() -> Nvidia) -> Result<Device> {
         "cpu" => Ok(Device::Cpu),
         "auto" => match look() {
             Nvidia { card: false, .. } => Ok(Device::Cpu),
-            nvidia => cuda(name, 0, nvidia),
+            nvidia => cuda(name, vec![0], nvidia),
         },
-        "cuda" => cuda(name, 0, look()),
+        "cuda" => cuda(name, vec![0], look()),
         _ => {
-            let number = name.strip_prefix("cuda:");
-            let numbered =
-                |n: &str| !n.is_empty() && n.len() < 4 && n.bytes().all(|b| b.is_ascii_digit());
-            if let Some(number) = number.filter(|n| numbered(n)).and_then(|n| n.parse().ok()) {
-                return cuda(name, number, look());
-            }
-            Err(Error::Argument {
+            let refused = |reason: String| Error::Argument {
                 name: "device",
                 value: format!("{name:?}"),
-                reason: "must be auto, cpu, cuda or cuda:N, N a card number".into(),
-            })
+                reason,
+            };
+            let numbers = name.strip_prefix("cuda:").and_then(numbers);
+            let numbers = numbers.ok_or_else(|| {
+                refused("must be auto, cpu, cuda, cuda:N or cuda:N,M, N and M card numbers".into())
+            })?;
+            let n = numbers.len();
+            let mut each = numbers.clone();
+            each.sort_unstable();
+            each.dedup();
+            match each.len() < n {
+                true => Err(refused("names a card twice".into())),
+                false if n > MOST_CARDS => Err(refused(format!(
+                    "{n} cards: a model runs on up to {MOST_CARDS}"
+                ))),
+                false => cuda(name, numbers, look()),
+            }
         }
     }
+}
+
+/// Card numbers with commas between them.
+fn numbers(text: &str) -> Option<Vec<usize>> {
+    let number = |n: &str| {
+        let is_one = !n.is_empty() && n.len() < 4 && n.bytes().all(|b| b.is_ascii_digit());
+        is_one.then(|| n.parse().ok()).flatten()
+    };
+    text.split(',').map(number).collect()
 }
 
 /// Why this machine has no card for `auto`.
@@ -116,11 +138,11 @@ fn why_none(nvidia: Nvidia) -> &'static str {
     }
 }
 
-/// Card `number`, where the driver can be asked for it: what is wrong with the driver or the card, it
+/// Cards, where the driver can be asked for them: what is wrong with the driver or a card, it
 /// says itself when the model is loaded.
-fn cuda(name: &str, number: usize, nvidia: Nvidia) -> Result<Device> {
+fn cuda(name: &str, numbers: Vec<usize>, nvidia: Nvidia) -> Result<Device> {
     let reason = match nvidia {
-        Nvidia { library: true, .. } => return Ok(Device::Cuda(number)),
+        Nvidia { library: true, .. } => return Ok(Device::Cuda(numbers)),
         Nvidia { card: false, .. } => why_none(nvidia),
         Nvidia { card: true, .. } => {
             "there is an NVIDIA card, but not the driver's library (libcuda.so.1)"
@@ -146,7 +168,7 @@ mod tests {
         assert_eq!(on("auto", false, false), Ok(Device::Cpu));
         assert_eq!(on("auto", false, true), Ok(Device::Cpu));
         assert_eq!(on("cpu", true, true), Ok(Device::Cpu));
-        assert_eq!(on("auto", true, true), Ok(Device::Cuda(0)));
+        assert_eq!(on("auto", true, true), Ok(Device::Cuda(vec![0])));
         assert!(on("auto", true, false).is_err());
     }
 
@@ -164,7 +186,9 @@ mod tests {
                 assert!(text.contains("device=\"cpu\""), "{text}");
             }
         }
-        assert_eq!(on("cuda:12", false, true), Ok(Device::Cuda(12)));
+        let cards = |all: &[usize]| Ok(Device::Cuda(all.to_vec()));
+        assert_eq!(on("cuda:12", false, true), cards(&[12]));
+        assert_eq!(on("cuda:2,0", false, true), cards(&[2, 0]));
     }
 
     #[test]
@@ -181,7 +205,19 @@ mod tests {
 
     #[test]
     fn other_names_are_refused() {
-        for name in ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1234", "CPU"] {
+        for name in [
+            "",
+            "gpu",
+            "cuda:",
+            "cuda:x",
+            "cuda:-1",
+            "cuda:1234",
+            "CPU",
+            "cuda:0,",
+            "cuda:0,0",
+            "cuda:,1",
+            "cuda:0,1,2,3,4",
+        ] {
             let error = on(name, true, true).unwrap_err();
             assert!(
                 matches!(error, Error::Argument { name: "device", .. }),

@@ -1,7 +1,9 @@
-//! A draft model in a file of its own: whether it fits the model that it drafts for.
+//! The plan of a model with what drafts for it; of a draft model in a file of its own, whether it fits.
 
 use std::path::Path;
+use std::sync::Arc;
 
+use super::options::{Options, Speculate};
 use crate::arch;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -9,12 +11,54 @@ use crate::gguf::{shown, Gguf};
 use crate::plan::{Plan, Weight};
 use crate::weights::Model;
 
+/// The plan of a model, with what drafts, and the context. The files of a draft model are the model's then.
+///
+/// # Errors
+/// What is wrong with the files, or does not go with the options.
+pub(super) fn plan_of(
+    model: &mut Model,
+    options: &Options,
+    speculate: Speculate,
+) -> Result<(Config, Arc<Plan>, usize)> {
+    // First: other architectures have other keys.
+    arch::find(Config::architecture(&model.gguf)?)?;
+    let config = model.config()?;
+    let mut plan = arch::plan(&config)?;
+    let n_ctx = options.context(config.n_ctx_train)?;
+    let refused = |value: &str, reason: String| Error::Argument {
+        name: "speculate",
+        value: value.into(),
+        reason,
+    };
+    plan = match (speculate, &options.draft) {
+        (Speculate::Off, _) => plan,
+        (Speculate::Draft(_), Some(file)) => with_draft(model, plan, n_ctx, file)?,
+        (Speculate::Draft(_), None) => {
+            let reason = "no draft model is given: name its file as draft, or use auto or off";
+            return Err(refused("draft", reason.into()));
+        }
+        (Speculate::Mtp(_), Some(_)) => {
+            let reason = "a draft model is given, which would not be used: use draft, or give none";
+            return Err(refused("mtp", reason.into()));
+        }
+        (Speculate::Auto | Speculate::Mtp(_), _) => arch::with_drafter(&config, plan)?,
+    };
+    if let (Speculate::Mtp(_), None) = (speculate, &plan.drafter) {
+        let reason = format!(
+            "this file of a {} model has no layer that drafts: use auto, off, or another file",
+            config.arch
+        );
+        return Err(refused("mtp", reason));
+    }
+    Ok((config, Arc::new(plan), n_ctx))
+}
+
 /// The plan with the model of `file` for a drafter, whose tensors are then found in `model` too.
 ///
 /// # Errors
 /// What is wrong with the file; [`Error::Argument`] where it has another vocabulary, or was trained for less
 /// than `n_ctx` tokens.
-pub(super) fn with_draft(model: &mut Model, plan: Plan, n_ctx: usize, file: &Path) -> Result<Plan> {
+fn with_draft(model: &mut Model, plan: Plan, n_ctx: usize, file: &Path) -> Result<Plan> {
     let draft = Model::open(file)?;
     // First: other architectures have other keys.
     arch::find_draft(Config::architecture(&draft.gguf)?)?;

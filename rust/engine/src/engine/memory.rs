@@ -8,21 +8,32 @@ use crate::backend::cuda::driver::device::info;
 use crate::backend::cuda::study::fit;
 use crate::backend::{cpu, pages_of, pool_pages, Needs, RunnerOptions, Weights, PAGE_TOKENS};
 use crate::error::{Error, Result};
-use crate::plan::Plan;
+use crate::plan::{Plan, Share};
 
 /// What loading `plan` with `options` takes of `device`.
 ///
 /// # Errors
 /// What is wrong with the options there, and what the driver says of a card.
 pub fn needs(
-    device: Device,
+    device: &Device,
     plan: &Arc<Plan>,
     weights: &dyn Weights,
     options: &RunnerOptions,
 ) -> Result<Needs> {
     match device {
         Device::Cpu => cpu::needs(plan, options),
-        Device::Cuda(number) => fit::needs(&info(number)?, plan, weights, options),
+        Device::Cuda(cards) => {
+            let first = cards.first().copied().unwrap_or_default();
+            fit::needs(&info(first)?, &own(plan, cards), weights, options)
+        }
+    }
+}
+
+/// What the first of several cards has of a plan; all of it where there is one. No other has more.
+pub fn own(plan: &Arc<Plan>, cards: &[usize]) -> Arc<Plan> {
+    match cards.len() {
+        n @ 2.. => Arc::new(plan.shared(Share { rank: 0, cards: n })),
+        _ => plan.clone(),
     }
 }
 

@@ -11,18 +11,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::arch;
 use crate::backend::cpu::{self, CpuBackend};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::run::card::LoadTimes;
 use crate::backend::cuda::run::prefill::{chunk_of, MOST_CHUNK};
 use crate::backend::cuda::study::exact_sums::{self, SumCheck};
 use crate::backend::cuda::study::{fit::fit, offline};
-use crate::backend::cuda::CudaBackend;
+use crate::backend::cuda::{CardsBackend, CudaBackend};
 use crate::backend::{
     none_on, Backend, Inspect, Limits, LogitsPath, RunnerOptions, SharedStats, Windows,
 };
-use crate::config::{Config, PoolingType};
+use crate::config::PoolingType;
 use crate::error::{Error, Result};
 use crate::grammar::{Constraint, Grammars};
 use crate::pages::BlockManager;
@@ -592,7 +591,8 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     }
     reporter.at("open", 0, 0)?;
     let mut model = Model::open(path)?;
-    let (config, plan, mut n_ctx) = plan_of(&mut model, options)?;
+    let speculate = options.drafts_by().on(&device)?;
+    let (config, plan, mut n_ctx) = drafts::plan_of(&mut model, options, speculate)?;
     let model = Arc::new(model);
     model.check_data(plan.weights.iter().map(|w| w.name.as_str()))?;
     if plan.looks_ahead() && device != Device::Cpu {
@@ -611,19 +611,34 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             read_ahead(&model, &plan, reporter)?;
             Box::new(CpuBackend::new(plan, model.clone(), &runner)?)
         }
-        Device::Cuda(number) => {
+        Device::Cuda(ref numbers) => {
             reporter.at("memory", 0, 0)?;
-            let card = Context::new(number)?;
-            let free = card.memory()?.0 as u64;
+            let cards = numbers.iter().map(|number| Context::new(*number));
+            let cards = cards.collect::<Result<Vec<_>>>()?;
+            let free = cards.iter().map(|card| Ok(card.memory()?.0 as u64));
+            let free = free.collect::<Result<Vec<_>>>()?.into_iter().min();
+            let (info, free) = (&cards[0].info, free.unwrap_or_default());
+            let own = memory::own(&plan, numbers);
             let may_shrink = options.n_ctx.is_none();
-            let runner = fit(&card.info, &plan, &*model, &runner, may_shrink, free)
+            let runner = fit(info, &own, &*model, &runner, may_shrink, free)
                 .map_err(|e| drafts::with_share(e, &plan))?;
             let told = |stage: String, done, total| reporter.at(stage, done, total);
-            let backend = CudaBackend::new(number, plan, &*model, &runner, &told)?;
-            let LoadTimes { upload, compile } = backend.load_times();
+            let (backend, times, unkept): (Box<dyn Backend>, _, _) = match numbers[..] {
+                [number] => {
+                    let backend = CudaBackend::new(number, plan, &*model, &runner, &told)?;
+                    let (times, unkept) = (backend.load_times(), backend.unkept_kernels());
+                    (Box::new(backend), times, unkept)
+                }
+                _ => {
+                    let backend = CardsBackend::new(numbers, &plan, &*model, &runner, &told)?;
+                    let (times, unkept) = (backend.load_times(), backend.unkept_kernels());
+                    (Box::new(backend), times, unkept)
+                }
+            };
+            let LoadTimes { upload, compile } = times;
             parts.extend([("upload", upload), ("compile", compile)]);
-            unkept_kernels = backend.unkept_kernels();
-            Box::new(backend)
+            unkept_kernels = unkept;
+            backend
         }
     };
     model.check_unchanged()?;
@@ -645,7 +660,7 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             .map(str::to_owned),
         load_seconds: 0.0,
         graphs: backend.inspect().map(|graphs| graphs.graph_stats()),
-        speculate: options.speculate,
+        speculate,
         keeps_states,
         load_parts: parts,
         wanted_ctx: n_ctx,
@@ -671,7 +686,7 @@ pub fn compile_kernels(
 ) -> Result<(usize, usize)> {
     options.validate()?;
     let mut model = Model::open(path)?;
-    let (_, plan, n_ctx) = plan_of(&mut model, options)?;
+    let (_, plan, n_ctx) = drafts::plan_of(&mut model, options, options.drafts_by())?;
     let runner = runner(options, &plan, n_ctx)?;
     let variants = offline::variants(arch, &plan, &model, &runner)?;
     let fresh = offline::compile(arch, &variants, &options.nvrtc_folders, progress)?;
@@ -685,7 +700,10 @@ pub fn compile_kernels(
 /// As [`exact_sums::check`], and [`Error::Device`] for a device that is no card.
 pub fn check_sums(device: &str, nvrtc_folders: &[PathBuf], sums: u64) -> Result<Vec<SumCheck>> {
     match device::resolve(device)? {
-        Device::Cuda(ordinal) => exact_sums::check(ordinal, nvrtc_folders, sums),
+        Device::Cuda(cards) => {
+            let first = cards.first().copied().unwrap_or_default();
+            exact_sums::check(first, nvrtc_folders, sums)
+        }
         Device::Cpu => Err(Error::Device {
             what: format!("device {device:?}"),
             reason: "its sums are of integers, there is nothing to compare them with".into(),
@@ -698,43 +716,6 @@ pub fn check_sums(device: &str, nvrtc_folders: &[PathBuf], sums: u64) -> Result<
 fn graphs_of(backend: &mut dyn Backend) -> Result<&mut dyn Inspect> {
     let device = backend.limits().device.clone();
     backend.inspect().ok_or_else(|| none_on(&device))
-}
-
-/// The plan of a model, with what drafts, and the context. The files of a draft model are the model's then.
-fn plan_of(model: &mut Model, options: &Options) -> Result<(Config, Arc<Plan>, usize)> {
-    // First: other architectures have other keys.
-    arch::find(Config::architecture(&model.gguf)?)?;
-    let config = model.config()?;
-    let mut plan = arch::plan(&config)?;
-    let n_ctx = options.context(config.n_ctx_train)?;
-    let refused = |value: &str, reason: String| Error::Argument {
-        name: "speculate",
-        value: value.into(),
-        reason,
-    };
-    plan = match (options.speculate, &options.draft) {
-        (Speculate::Off, _) => plan,
-        (Speculate::Auto | Speculate::Draft(_), Some(file)) => {
-            drafts::with_draft(model, plan, n_ctx, file)?
-        }
-        (Speculate::Draft(_), None) => {
-            let reason = "no draft model is given: name its file as draft, or use auto or off";
-            return Err(refused("draft", reason.into()));
-        }
-        (Speculate::Mtp(_), Some(_)) => {
-            let reason = "a draft model is given, which would not be used: use draft, or give none";
-            return Err(refused("mtp", reason.into()));
-        }
-        (Speculate::Auto | Speculate::Mtp(_), None) => arch::with_drafter(&config, plan)?,
-    };
-    if let (Speculate::Mtp(_), None) = (options.speculate, &plan.drafter) {
-        let reason = format!(
-            "this file of a {} model has no layer that drafts: use auto, off, or another file",
-            config.arch
-        );
-        return Err(refused("mtp", reason));
-    }
-    Ok((config, Arc::new(plan), n_ctx))
 }
 
 /// Tokens of a prompt that layers with windows have pages for at once, at least: as many as a CPU is

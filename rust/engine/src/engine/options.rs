@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::device::Device;
 use crate::backend::cuda::run::dispatch::chosen_sizes;
 use crate::backend::cuda::run::prefill::{check_chunk, DEFAULT_CHUNK};
 use crate::backend::{pool_pages, GpuOptions, GraphMode, MOST_GUESSED};
@@ -126,6 +127,29 @@ pub enum Speculate {
 }
 
 impl Speculate {
+    /// What drafts on `device`: of several cards nothing does.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] where it was asked for.
+    pub fn on(self, device: &Device) -> Result<Self> {
+        let (value, other) = match self {
+            Self::Mtp(_) => ("mtp", "auto, off,"),
+            _ => ("draft", "off"),
+        };
+        match (self, device) {
+            (Self::Mtp(_) | Self::Draft(_), Device::Cuda(cards)) if cards.len() > 1 => {
+                let n = cards.len();
+                Err(Error::Argument {
+                    name: "speculate",
+                    value: value.into(),
+                    reason: format!("{n} cards draft nothing: use {other} or one card"),
+                })
+            }
+            (_, Device::Cuda(cards)) if cards.len() > 1 => Ok(Self::Off),
+            _ => Ok(self),
+        }
+    }
+
     /// By its name: `off`, `auto`, `mtp`, `mtp:N`, `draft` or `draft:N`.
     ///
     /// # Errors
@@ -229,6 +253,14 @@ impl Options {
     /// [`Error::Argument`] lists the types.
     pub fn kv_type(&self) -> Result<&'static QuantType> {
         quant::kv_by_name(&self.kv_type)
+    }
+
+    /// What drafts: a draft model that is given, where nothing else is said.
+    pub fn drafts_by(&self) -> Speculate {
+        match (self.speculate, &self.draft) {
+            (Speculate::Auto, Some(_)) => Speculate::Draft(None),
+            (by, _) => by,
+        }
     }
 
     /// The context for a model trained for `trained` tokens.

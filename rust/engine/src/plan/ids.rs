@@ -1,7 +1,7 @@
 //! The ids of an op, all in one place: those of a plan move where it comes behind another one.
 
 use super::drafter::Offsets;
-use super::{BufferId, Mamba2, Norm, Op, WeightId};
+use super::{BufferId, Gather, Mamba2, Norm, Op, WeightId};
 
 /// Of an op its buffers, and its weights where it has them.
 type Ids<'a> = (Vec<&'a mut BufferId>, Vec<Option<&'a mut WeightId>>);
@@ -63,6 +63,7 @@ impl Op {
                     bias.as_mut(),
                 ],
             ),
+            Op::Gather(Gather { x, out, .. }) => (vec![x, out], vec![]),
             Op::KvScatter { k, v, .. } => (vec![k, v], vec![]),
             Op::Attention { q, out, sinks, .. } => (vec![q, out], vec![sinks.as_mut()]),
             Op::Add { x, out } | Op::Slice { x, out, .. } | Op::SelectRows { x, out } => {

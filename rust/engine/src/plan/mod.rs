@@ -11,6 +11,7 @@ mod op;
 pub mod parts;
 #[allow(clippy::module_inception)]
 mod plan;
+mod share;
 pub mod signature;
 #[cfg(test)]
 pub mod sketch;
@@ -26,3 +27,4 @@ pub use plan::{
     Buffer, BufferId, Hidden, LongFactors, Plan, RopeTable, Rows, State, StateId, Temperature,
     Weight, WeightId,
 };
+pub use share::{Gather, Share, MOST_CARDS};

@@ -8,7 +8,7 @@ use super::signature::{
     Access, CacheUse, Constant, Operand, Over, Parts, Role, Rotation, Signature, StateUse, Used,
     Width,
 };
-use super::{BufferId, Mamba2, StateId, WeightId};
+use super::{BufferId, Gather, Mamba2, StateId, WeightId};
 
 /// The default of factors: 1 changes nothing.
 fn one() -> f32 {
@@ -413,6 +413,8 @@ pub enum Op {
     /// `w_j = w_j * weight[e_j]` of each rank of `routes[r]`, in place, rounded: a factor for each expert.
     /// A number in the place of an id is taken as [`Op::ExpertMatVec`] takes it.
     ScaleRanks { routes: BufferId, weight: WeightId },
+    /// Of several cards: see there.
+    Gather(Gather),
     /// `out[r] = sum_j w_j x[r][j]` over the ranks of `routes[r]`, `w_j` their weights: `y = w_0 x_0`,
     /// rounded, then `y = fma(w_j, x_j, y)` in order.
     MixExperts {
@@ -779,6 +781,7 @@ impl Op {
                     vec![update(routes).wide(Width::Routes)],
                 )
             },
+            Op::Gather(op) => op.signature(),
             Op::MixExperts { x, routes, out } => {
                 let x = read(x).wide(Width::Ranks);
                 let routed = read(routes).wide(Width::Routes);

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Drafter, KvShape, Norm, Op};
+use super::{Drafter, KvShape, Norm, Op, Share};
 use crate::error::{Error, Result};
 use crate::quant::{self, QuantType};
 
@@ -73,6 +73,9 @@ pub struct Weight {
     /// Matrices or vectors of this shape, one behind another: of a router's experts, else 1.
     #[serde(default = "one")]
     pub n_expert: usize,
+    /// Which rows of each of the file's they are, or numbers of each vector, where that is not all.
+    #[serde(default)]
+    pub share: Option<Share>,
     #[serde(serialize_with = "type_name", deserialize_with = "type_by_name")]
     pub ty: &'static QuantType,
 }
@@ -228,6 +231,9 @@ pub struct Plan {
     pub logits: BufferId,
     #[serde(default)]
     pub drafter: Option<Box<Drafter>>,
+    /// Which card's it is, of several.
+    #[serde(default)]
+    pub share: Option<Share>,
 }
 
 impl Plan {

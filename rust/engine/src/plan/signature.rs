@@ -81,6 +81,8 @@ pub enum Width {
     Ranks,
     /// As an expert's matrix has rows, for each rank.
     RankedProduct,
+    /// [`Width::Row`] of each card.
+    Cards,
 }
 
 /// A weight of an op.
@@ -362,6 +364,7 @@ impl Signature {
                 return self.experts(plan)?.n_out.checked_mul(self.ranks(plan)?)
             }
             Width::Of(n) => return Some(n),
+            Width::Cards => return self.width(plan, Width::Row)?.checked_mul(plan.share?.cards),
             Width::Times(n) => return self.width(plan, Width::Row)?.checked_mul(n),
             // Any divisor: see `widths_fit`.
             Width::Share => return None,

@@ -38,6 +38,7 @@ pub fn weight(
         n_out,
         n_expert,
         ty: quant::by_name(ty).unwrap(),
+        share: None,
     })
 }
 

@@ -78,6 +78,7 @@ fn plan(ops: Vec<Op>) -> Plan {
             n_out,
             n_expert,
             ty: &quant::TYPES[0],
+            share: None,
         });
     }
     plan

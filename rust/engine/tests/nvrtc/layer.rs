@@ -29,6 +29,7 @@ impl Layer {
             n_out,
             n_expert: 1,
             ty,
+            share: None,
         })
     }
 
@@ -522,6 +523,7 @@ pub fn beside_latent() -> Plan {
             n_out: 1,
             n_expert: 1,
             ty: quant::by_name("F32").unwrap(),
+            share: None,
         })
     };
     let (bias, norm) = (vector("bias", 256), vector("norm", 512));

@@ -27,7 +27,7 @@ use onegraph::backend::cuda::lower::sample;
 use onegraph::backend::cuda::run::card::Card;
 use onegraph::backend::cuda::study::exact_sums;
 use onegraph::backend::{GpuOptions, RunnerOptions, Weights};
-use onegraph::plan::{BufferId, KvShape, Op, Plan, RopeStyle, Rows, Weight};
+use onegraph::plan::{BufferId, KvShape, Op, Plan, RopeStyle, Rows, Share, Weight};
 use onegraph::quant::{self, QuantType};
 use onegraph::Result;
 use rayon::prelude::*;
@@ -351,6 +351,29 @@ fn kernels_of_few_rows_compile_for_cards_with_clusters_without_spills() {
     }
     let pairs = |k: &Variant| k.constants.has("W_TILES", 2);
     assert!(jobs.iter().any(|(_, k)| pairs(k)) && jobs.iter().any(|(_, k)| !pairs(k)));
+    compile(&path, &jobs);
+}
+
+/// What several cards store for each other.
+#[test]
+fn exchanges_compile_without_spills() {
+    let Some(path) = real_nvrtc() else { return };
+    let kv = quant::kv_by_name(quant::DEFAULT_KV).unwrap();
+    let ty = quant::by_name("Q4_K").unwrap();
+    let mut jobs = Vec::new();
+    for arch in cards() {
+        let mut kernels = HashSet::new();
+        for cards in [2, 4] {
+            let whole = Layer::plan(ty, RopeStyle::Halves, false);
+            let plan = whole.shared(Share { rank: 1, cards });
+            add(&mut kernels, &model(&format!("sm_{arch}"), plan, kv, true));
+        }
+        kernels.retain(|k| k.source.name == "exchange.cu");
+        for cards in [2, 4] {
+            assert!(kernels.iter().any(|k| k.constants.has("CARDS", cards)));
+        }
+        jobs.extend(kernels.into_iter().map(|k| (arch, k)));
+    }
     compile(&path, &jobs);
 }
 

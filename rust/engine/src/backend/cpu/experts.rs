@@ -1,6 +1,7 @@
 //! Experts: which of them rows go to, their products, and the weighted sums of what they give, as
 //! [`Op::Route`](crate::plan::Op::Route) and the ops behind it state them.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -218,7 +219,7 @@ impl ExpertProduct<'_> {
     fn of(&self, expert: usize) -> Product<'_> {
         let bytes = self.weight.len() / self.n_expert;
         Product {
-            weight: &self.weight[expert * bytes..][..bytes],
+            weight: Cow::Borrowed(&self.weight[expert * bytes..][..bytes]),
             ty: self.ty,
             n_out: self.n_out,
             scale: self.scale.map(|s| s[expert]),

@@ -4,6 +4,8 @@
 #[cfg(test)]
 mod fusion;
 mod products;
+#[cfg(test)]
+mod sharing;
 
 use std::sync::Arc;
 
@@ -359,6 +361,7 @@ impl Interpreter {
                 self.buffers[out.0] = routes;
                 Ok(())
             }
+            Op::Gather(_) => Err(Error::Internal("one card's part of a plan".into())),
             Op::RouteAll { out } => {
                 let width = self.plan.buffer(*out).width;
                 let rows = self.buffers[out.0].chunks_exact_mut(width);

@@ -2,6 +2,7 @@
 //! job, and its order to [`super::exact`] for weights that are small integers, to
 //! [`super::product`] for floats.
 
+use std::borrow::Cow;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rayon::prelude::*;
@@ -19,7 +20,7 @@ use crate::quant::{self, Block, Integers, QuantType, SumsVisitor, COLUMNS, WORDS
 /// One weight matrix to be multiplied with the rows of `x`.
 pub struct Product<'a> {
     /// `[n_out, n_in]` in its file encoding.
-    pub weight: &'a [u8],
+    pub weight: Cow<'a, [u8]>,
     pub ty: &'static QuantType,
     pub n_out: usize,
     /// What the sums are multiplied by.

@@ -12,3 +12,4 @@ pub mod run;
 pub mod study;
 
 pub use run::backend::CudaBackend;
+pub use run::cards::CardsBackend;

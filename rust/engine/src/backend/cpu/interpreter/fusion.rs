@@ -13,10 +13,10 @@ use crate::quant;
 use proptest::prelude::*;
 
 /// Of each tensor bytes that make small numbers: those of a norm near 1.
-struct Numbers(Vec<(String, Vec<u8>)>);
+pub(super) struct Numbers(Vec<(String, Vec<u8>)>);
 
 impl Numbers {
-    fn new(plan: &Plan) -> Self {
+    pub(super) fn new(plan: &Plan) -> Self {
         let bytes = |w: &crate::plan::Weight| -> Vec<u8> {
             let mut state = w
                 .name
@@ -55,8 +55,8 @@ impl Weights for Numbers {
     }
 }
 
-/// What a pass of so many rows leaves where it is wanted, or what went wrong.
-fn left(plan: &Arc<Plan>, list: &[FusedOp], rows: usize) -> std::result::Result<Vec<u32>, String> {
+/// What runs `plan` over so many rows, sequences of their own.
+pub(super) fn runs(plan: &Arc<Plan>, weights: Arc<dyn Weights>, rows: usize) -> Interpreter {
     let options = RunnerOptions {
         n_slots: rows,
         n_ctx: 64,
@@ -66,14 +66,18 @@ fn left(plan: &Arc<Plan>, list: &[FusedOp], rows: usize) -> std::result::Result<
         threads: 1,
         gpu: GpuOptions::default(),
     };
-    let mut runs = Interpreter::new(plan.clone(), Arc::new(Numbers::new(plan)), &options).unwrap();
-    let each: Vec<u32> = (0..rows as u32).collect();
-    for slot in &each {
-        let pages = [slot + 1];
-        runs.kv
-            .map_pages(Kind::Whole, *slot as usize, 0, &pages)
-            .unwrap();
+    let mut runs = Interpreter::new(plan.clone(), weights, &options).unwrap();
+    for slot in 0..rows {
+        let pages = [slot as u32 + 1];
+        runs.kv.map_pages(Kind::Whole, slot, 0, &pages).unwrap();
     }
+    runs
+}
+
+/// What a pass of so many rows leaves where it is wanted, or what went wrong.
+fn left(plan: &Arc<Plan>, list: &[FusedOp], rows: usize) -> std::result::Result<Vec<u32>, String> {
+    let mut runs = runs(plan, Arc::new(Numbers::new(plan)), rows);
+    let each: Vec<u32> = (0..rows as u32).collect();
     let batch = Batch {
         tokens: &each,
         positions: &vec![0; rows],

@@ -103,7 +103,7 @@ impl Interpreter {
                 first = *weight;
             }
             products.push(Product {
-                weight: self.weights.bytes(&w.name)?,
+                weight: self.weights.of(w)?,
                 ty: w.ty,
                 n_out: w.n_out,
                 scale: scale.map(|id| self.vector(id)).transpose()?.map(|s| s[0]),
@@ -167,8 +167,9 @@ impl Interpreter {
             return Err(Error::Internal(format!("{op:?} is no product by experts")));
         };
         let w = self.plan.weight(weight);
+        let file = self.weights.of(w)?;
         let product = ExpertProduct {
-            weight: self.weights.bytes(&w.name)?,
+            weight: &file,
             ty: w.ty,
             n_expert: w.n_expert,
             n_out: w.n_out,

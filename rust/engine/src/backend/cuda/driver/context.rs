@@ -103,6 +103,34 @@ impl Context {
         }
     }
 
+    /// Lets kernels of this card use the memory of another.
+    ///
+    /// # Errors
+    /// [`Error::Device`] where the two cannot reach each other.
+    pub fn reach(&self, other: &Context) -> Result<()> {
+        let (Some(own), Some(card)) = (&self.card, &other.card) else {
+            return Ok(());
+        };
+        let mut can = 0;
+        // SAFETY: the driver writes one number, here; the devices came from it.
+        check("cuDeviceCanAccessPeer", unsafe {
+            sys::cuDeviceCanAccessPeer(&mut can, own.device, card.device)
+        })?;
+        if can == 0 {
+            return Err(device_error(
+                format!("{} and {}", self.info.device(), other.info.device()),
+                "the cards cannot reach each other's memory",
+                "use cards of one host that nvidia-smi topo -p2p r shows as OK, or one card",
+            ));
+        }
+        self.bind()?;
+        // SAFETY: the handle is retained as long as `other` lives.
+        match unsafe { sys::cuCtxEnablePeerAccess(card.handle, 0) } {
+            sys::cudaError_enum::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            code => check("cuCtxEnablePeerAccess", code),
+        }
+    }
+
     /// Whether there is a card to give handles back to. Current or not: most often it is, and what
     /// is not given back is lost.
     pub(super) fn takes_back(&self) -> bool {

@@ -354,6 +354,7 @@ mod tests {
             n_out: 20,
             n_expert: 3,
             ty: &quant::TYPES[0],
+            share: None,
         });
         let matrix = Matrix::new(&plan, &[id], Order::Parted { half: 10 }).unwrap();
         assert_eq!(
@@ -393,6 +394,7 @@ mod tests {
             n_out: 3 * 80,
             n_expert: 1,
             ty: &quant::TYPES[0],
+            share: None,
         });
         // Of 80 rows 16 and 64.
         let slices = [(0, 16), (16, 64)].map(|(first, len)| RowSlice { first, len, of: 80 });

@@ -10,7 +10,7 @@ use crate::backend::cuda::driver::info::DeviceInfo;
 use crate::error::{Error, Result};
 use crate::plan::fuse::{FusedPlan, PassShape};
 use crate::plan::signature::Over;
-use crate::plan::{BufferId, Op, Plan, Rows, WeightId};
+use crate::plan::{BufferId, Op, Plan, Rows, WeightId, MOST_CARDS};
 use crate::quant::QuantType;
 
 /// A plan, what it runs on, and where everything lies.
@@ -51,6 +51,8 @@ pub struct Addresses {
     /// `[n_slots]` u64: see [`super::overflow`].
     pub overflows: u64,
     pub scratch: ScratchAddresses,
+    /// Of a plan that is shared.
+    pub exchange: ExchangeAddresses,
 }
 
 /// Where what rounds keep lies.
@@ -74,6 +76,21 @@ pub struct ScratchAddresses {
     pub sums: u64,
     /// Blocks of rows by expert, and their pairs.
     pub groups: u64,
+}
+
+/// Where cards store what others wait for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ExchangeAddresses {
+    /// By card, `[2][MOST_CARDS][capacity]` f32.
+    pub landing: [u64; MOST_CARDS],
+    /// By card, `[MOST_CARDS][MOST_BLOCKS]` u64.
+    pub flags: [u64; MOST_CARDS],
+    /// One u64, and behind it one u32.
+    pub count: u64,
+    /// One u64 in host memory.
+    pub abort: u64,
+    /// Numbers of a card in one exchange, at most.
+    pub capacity: usize,
 }
 
 /// Addresses of what the rows of a pass are, each `[rows]` of u32; with `state`, tokens and

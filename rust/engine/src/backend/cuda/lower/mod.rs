@@ -6,6 +6,7 @@
 pub mod attention;
 mod attention_fixed;
 pub mod drafting;
+pub mod exchange;
 mod experts;
 mod fit;
 mod gate;

@@ -11,7 +11,7 @@ use super::params::{
     SelectRows, Slice, SlotState, SoftCap, CONSTANTS,
 };
 use super::shape::Segments;
-use super::{heads, recurrence, rounds};
+use super::{exchange, heads, recurrence, rounds};
 use crate::backend::cuda::driver::constants::Constants;
 use crate::backend::cuda::driver::source::{constants, shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
@@ -346,6 +346,7 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
         }
         Op::Join { x, y, out, of, .. } => heads::join(l, [x, y, out], of, pass),
         Op::RouteAll { out } => heads::route_all(l, out, pass),
+        Op::Gather(op) => exchange::gather(l, op, pass)?,
         Op::ShortConv { .. } | Op::GatedConv { .. } | Op::DeltaNet { .. } | Op::Mamba2(_) => {
             match pass.path {
                 Path::Round => rounds::verify(l, op, pass)?,

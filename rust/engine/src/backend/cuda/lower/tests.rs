@@ -137,6 +137,7 @@ pub fn lowering(arch: &str, ty: &str, kv_type: &str, is_fused: bool) -> Lowering
             tickets: 5 * WEIGHTS,
             ..Default::default()
         },
+        exchange: Default::default(),
     };
     Lowering {
         plan,

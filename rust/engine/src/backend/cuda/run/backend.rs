@@ -4,6 +4,8 @@
 //! tokens.
 
 mod feed;
+mod follow;
+mod loading;
 mod rounds;
 
 use std::sync::Arc;
@@ -12,15 +14,13 @@ use std::time::Duration;
 use super::cache::{Key, Purpose};
 use super::card::LoadTimes;
 use super::decoder::Decoder;
-use super::dispatch::{default_sizes, Dispatch};
+use super::dispatch::Dispatch;
 use super::prefill::{check_chunk, logits, Chunks, LOGIT_ROWS};
 use super::ready::Way;
 use super::sequences::{Round, Sequences};
-use crate::backend::cuda::driver::ahead::{spared, Ahead};
+use crate::backend::cuda::driver::ahead::Ahead;
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::driver::info::DeviceInfo;
-use crate::backend::cuda::driver::source::Variant;
-use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::{
     Backend, Draft, Event, GpuOptions, GraphMode, Inspect, Kind, Limits, LogitsPath, Needs, Part,
     RunnerOptions, SharedStats, SlotRequest, Storage, TextPart, Weights, MOST_GUESSED, STEPS_AHEAD,
@@ -65,34 +65,7 @@ impl CudaBackend {
     ) -> Result<Self> {
         let context = Context::new(ordinal)?;
         let mut backend = Self::on(&context, plan, weights, options)?;
-        let keys = match backend.looks_ahead() {
-            true => Vec::new(),
-            false => backend.dispatch.at_load(options.gpu.warmup),
-        };
-        let mut specs = Vec::new();
-        for key in &keys {
-            specs.extend(backend.decoder.specs(*key)?);
-        }
-        if options.gpu.warmup {
-            // So no running request waits for a compiler when others join.
-            specs.extend(backend.serving_specs()?);
-        }
-        let told = |done, total| progress("weights".into(), done, total);
-        backend.load_times = backend.decoder.card.load(weights, &specs, &told)?;
-        let total = keys.len() as u64;
-        for (done, key) in (0..).zip(keys) {
-            let gib = context.memory()?.0 as f64 / f64::from(1 << 30);
-            let stage = format!("capture batch {}, {gib:.1} GiB free", key.rows);
-            progress(stage, done, total)?;
-            backend.prepare(key)?;
-        }
-        let spared = spared();
-        if !options.gpu.warmup && spared > 0 {
-            // The first prompts find them compiled, or being compiled.
-            let serving = backend.serving_specs()?;
-            let card = &backend.decoder.card;
-            backend._ahead = Some(card.compile_ahead(serving, spared));
-        }
+        backend.load(weights, options, progress)?;
         Ok(backend)
     }
 
@@ -114,7 +87,7 @@ impl CudaBackend {
     ///
     /// # Errors
     /// As [`CudaBackend::new`].
-    fn on(
+    pub(super) fn on(
         context: &Arc<Context>,
         plan: Arc<Plan>,
         weights: &dyn Weights,
@@ -168,43 +141,6 @@ impl CudaBackend {
     /// Whether it has texts in whole and no steps.
     fn looks_ahead(&self) -> bool {
         self.decoder.card.plan().looks_ahead()
-    }
-
-    /// What prompts and steps consist of, of any length and any number of sequences; of a model that has
-    /// none, what texts do.
-    fn serving_specs(&self) -> Result<Vec<Spec>> {
-        let n_slots = self.limits.n_slots;
-        if self.looks_ahead() {
-            return self.chunks.hidden_specs(&self.decoder, self.chunks.most);
-        }
-        let mut specs = self.chunks.prompt_specs(&self.decoder, self.limits.n_ctx)?;
-        // Up to eight rows each number has kernels of its own; above, a few share some.
-        let mut rows: Vec<usize> = (1..=n_slots.min(8)).collect();
-        rows.extend(default_sizes(n_slots));
-        rows.extend(self.dispatch.sizes());
-        rows.sort_unstable();
-        rows.dedup();
-        for rows in rows {
-            specs.extend(self.decoder.specs(self.dispatch.way(rows))?);
-        }
-        Ok(specs)
-    }
-
-    /// Every kernel that loading, prompts and steps may run.
-    ///
-    /// # Errors
-    /// [`Error::Internal`].
-    pub fn variants(&self) -> Result<Vec<Variant>> {
-        let mut specs = self.serving_specs()?;
-        if !self.looks_ahead() {
-            specs.extend(self.chunks.logits_specs(&self.decoder, self.limits.n_ctx)?);
-            // Without graphs a step has as many rows as sequences.
-            for rows in 1..=self.limits.n_slots.min(8) {
-                specs.extend(self.decoder.specs(Key::step(Way::Eager, rows))?);
-            }
-        }
-        let used = specs.into_iter().map(|s| s.variant);
-        Ok(used.chain(self.decoder.card.repack_variants()).collect())
     }
 
     /// What it takes of the card.
@@ -265,22 +201,30 @@ impl CudaBackend {
 
     /// Reads every finished step; with `wait`, the oldest one for sure.
     fn read_ring(&mut self, wait: bool) -> Result<()> {
+        if wait {
+            let Decoder { ring, card, .. } = &self.decoder;
+            ring.await_oldest(&card.stream)?;
+        }
+        while self.read_step()? {}
+        self.decoder.card.kv.take_error().map_or(Ok(()), Err)
+    }
+
+    /// Reads the oldest step, if it is finished.
+    fn read_step(&mut self) -> Result<bool> {
         let Self {
             decoder, sequences, ..
         } = self;
-        if wait {
-            decoder.ring.await_oldest(&decoder.card.stream)?;
-        }
-        while let Some(step) = decoder.ring.pop() {
-            let logits = |row| {
-                let mut logits = vec![0.0; decoder.n_vocab()];
-                decoder.read_logits(row, &mut logits)?;
-                Ok(logits)
-            };
-            let overflow = |slot, until| decoder.card.take_overflow(slot, until);
-            sequences.collect(&step, &decoder.ring, logits, overflow)?;
-        }
-        decoder.card.kv.take_error().map_or(Ok(()), Err)
+        let Some(step) = decoder.ring.pop() else {
+            return Ok(false);
+        };
+        let logits = |row| {
+            let mut logits = vec![0.0; decoder.n_vocab()];
+            decoder.read_logits(row, &mut logits)?;
+            Ok(logits)
+        };
+        let overflow = |slot, until| decoder.card.take_overflow(slot, until);
+        sequences.collect(&step, &decoder.ring, logits, overflow)?;
+        Ok(true)
     }
 
     /// Queues a step, or its draw, of `live`, slots and requests.

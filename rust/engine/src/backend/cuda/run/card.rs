@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::exchange::{Abort, Exchange};
 use super::kv::KvPool;
 use super::rows::RowBuffers;
 use super::shapes;
@@ -23,8 +24,11 @@ use crate::backend::cuda::driver::source::Variant;
 use crate::backend::cuda::driver::spec::Spec;
 use crate::backend::cuda::driver::stream::Stream;
 use crate::backend::cuda::lower::attention;
+use crate::backend::cuda::lower::exchange::capacity;
 use crate::backend::cuda::lower::layout::wanted;
-use crate::backend::cuda::lower::lowering::{Addresses, Lowering, Pass, ScratchAddresses};
+use crate::backend::cuda::lower::lowering::{
+    Addresses, ExchangeAddresses, Lowering, Pass, ScratchAddresses,
+};
 use crate::backend::cuda::lower::overflow;
 use crate::backend::cuda::lower::params::KvView;
 use crate::backend::cuda::lower::pass::{self, Scratch};
@@ -45,8 +49,9 @@ pub struct Card {
     pub states: StatePool,
     buffers: Vec<DeviceBuffer>,
     _angles: Vec<DeviceBuffer>,
-    /// A word a slot: see [`overflow`].
-    overflows: HostBuffer,
+    /// A word a slot: see [`overflow`]. Behind its own, those of the cards whose reports are heard here.
+    overflows: Vec<Arc<HostBuffer>>,
+    exchange: Option<Exchange>,
     /// The same of the drafter, which nobody reads.
     _unheard: HostBuffer,
     scratch: ScratchBuffers,
@@ -171,7 +176,14 @@ impl Card {
             }
             angles.push(buffer);
         }
-        let overflows = HostBuffer::new(context, 8 * options.n_slots)?;
+        let overflows = Arc::new(HostBuffer::new(context, 8 * options.n_slots)?);
+        let exchange = match plan.share {
+            Some(share) => {
+                let capacity = capacity(&plan, max_rows, max_out);
+                Some(Exchange::new(context, share, capacity, &stream)?)
+            }
+            None => None,
+        };
         let shapes = shapes::of(&context.info)?.0;
         let drafter = plan.drafter.as_ref();
         let drafter = drafter.map(|d| [d.follow.clone(), d.guess.clone()].map(Arc::new));
@@ -205,6 +217,9 @@ impl Card {
             rounds: states.round_addresses(),
             overflows: overflows.address(),
             scratch: scratch.addresses(),
+            exchange: exchange
+                .as_ref()
+                .map_or_else(Default::default, Exchange::addresses),
             ..Addresses::default()
         };
         weights.place(&mut at);
@@ -241,7 +256,8 @@ impl Card {
             states,
             buffers,
             _angles: angles,
-            overflows,
+            overflows: vec![overflows],
+            exchange,
             scratch,
             rows,
             programs: Programs::new(context.clone(), compiler),
@@ -250,6 +266,32 @@ impl Card {
             stream,
             context: context.clone(),
         })
+    }
+
+    /// Where its exchanges store and wait, of a card of several.
+    pub fn exchange_addresses(&self) -> ExchangeAddresses {
+        self.lowering.at.exchange
+    }
+
+    /// What ends its waits for other cards.
+    pub fn abort(&self) -> Option<Abort> {
+        self.exchange.as_ref().map(Exchange::abort)
+    }
+
+    /// Tells it where all cards are, itself included; before anything is made of its addresses. The first
+    /// hears what all of them report.
+    pub fn meet(&mut self, all: &[ExchangeAddresses], heard: &[Arc<HostBuffer>]) {
+        let at = &mut self.lowering.at.exchange;
+        for (rank, other) in all.iter().enumerate() {
+            at.landing[rank] = other.landing[rank];
+            at.flags[rank] = other.flags[rank];
+        }
+        self.overflows.extend_from_slice(heard);
+    }
+
+    /// The words that its kernels report in.
+    pub fn reports(&self) -> Arc<HostBuffer> {
+        self.overflows[0].clone()
     }
 
     /// As [`Programs::unkept`].
@@ -389,10 +431,20 @@ impl Card {
     /// The error of numbers of `slot` up to this position that have no place, if there were any since the
     /// last call; what is behind it is of a step that was launched ahead.
     pub fn take_overflow(&self, slot: usize, until: u64) -> Option<Error> {
-        let word = self.overflows.words().get(slot)?;
-        overflow::position(word.load(Ordering::Acquire)).filter(|at| *at <= until)?;
-        let word = word.swap(0, Ordering::AcqRel);
-        overflow::error(word, slot, self.plan(), &self.lowering.fused.list)
+        let words = self
+            .overflows
+            .iter()
+            .filter_map(|all| all.words().get(slot));
+        let mut found = None;
+        for word in words {
+            let position = overflow::position(word.load(Ordering::Acquire));
+            if position.is_some_and(|at| at <= until) {
+                let word = word.swap(0, Ordering::AcqRel);
+                let error = overflow::error(word, slot, self.plan(), &self.lowering.fused.list);
+                found = found.or(error);
+            }
+        }
+        found
     }
 
     /// Begins to look at `slot` anew, behind everything queued: steps that were launched ahead may
@@ -402,7 +454,7 @@ impl Card {
     /// [`Error::Device`].
     pub fn forget(&self, slot: usize) -> Result<()> {
         self.kv.forget_saturated(slot, &self.stream)?;
-        self.stream.clear_word(&self.overflows, slot)
+        self.stream.clear_word(&self.overflows[0], slot)
     }
 
     /// Waits for all that is queued; a refused token is an error.

@@ -84,6 +84,11 @@ impl Ring {
         self.queued.is_empty()
     }
 
+    /// Steps that were not read.
+    pub fn queued_steps(&self) -> usize {
+        self.queued.len()
+    }
+
     /// Decode steps that were not read.
     pub fn decode_steps(&self) -> usize {
         self.queued.iter().filter(|step| step.decode).count()
@@ -98,9 +103,17 @@ impl Ring {
 
     /// Takes out the oldest step, if all its records are there.
     pub fn pop(&mut self) -> Option<Queued> {
-        let step = self.queued.front()?;
-        let done = (0..step.rows.len()).all(|row| self.record(step, row).is_some());
+        let done = self.is_done(self.queued.front()?);
         done.then(|| self.queued.pop_front()).flatten()
+    }
+
+    fn is_done(&self, step: &Queued) -> bool {
+        (0..step.rows.len()).all(|row| self.record(step, row).is_some())
+    }
+
+    /// Whether the oldest step is done, or there is none.
+    pub fn oldest_is_done(&self) -> bool {
+        self.queued.front().is_none_or(|step| self.is_done(step))
     }
 
     /// Waits for the records of the oldest step.

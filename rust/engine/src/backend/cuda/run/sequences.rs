@@ -173,6 +173,14 @@ impl Sequences {
         self.running().any(|(_, s)| s.logprobs.is_some())
     }
 
+    /// No step is of the sequence of `slot` any more, and nothing is said of it.
+    pub fn stop(&mut self, slot: usize) {
+        self.events.retain(|e| e.slot != slot);
+        if let Some(Some(sequence)) = self.slots.get_mut(slot) {
+            sequence.live = false;
+        }
+    }
+
     /// Ends the sequence of `slot` and drops its events; returns whether there was one.
     pub fn end(&mut self, slot: usize) -> bool {
         self.events.retain(|e| e.slot != slot);
