@@ -27,12 +27,13 @@ class Peak:
 
 
 def read_peak(device: str, threads: int, cpu_bytes: int = CPU_BYTES) -> Peak:
-    """How fast `device` ("cpu" or "cuda:N") reads its memory, measured now."""
+    """How fast `device` ("cpu", "cuda:N" or several cards) reads its memory, measured now."""
     if device == "cpu":
         return _cpu(threads, cpu_bytes)
-    ordinal = int(device.partition(":")[2] or 0)
-    rate, read = _native.cuda_read_peak(ordinal, nvrtc.folders(), turns=TURNS)
-    return Peak(rate, read, "a kernel that sums a buffer")
+    cards = [int(number) for number in (device.partition(":")[2] or "0").split(",")]
+    peaks = [_native.cuda_read_peak(card, nvrtc.folders(), turns=TURNS) for card in cards]
+    rate, read = sum(rate for rate, _ in peaks), sum(read for _, read in peaks)
+    return Peak(rate, read, "a kernel that sums a buffer" + (", on each card" if cards[1:] else ""))
 
 
 def _cpu(threads: int, total: int) -> Peak:

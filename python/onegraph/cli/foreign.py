@@ -54,7 +54,11 @@ OPTIONS = [
     Foreign(("-ngl", "--n-gpu-layers", "--gpu-layers", "--num-gpu"), (), _WHOLE),
     Foreign(("-ncmoe", "--n-cpu-moe", "-ot", "--override-tensor"), (), _WHOLE),
     Foreign(("-nkvo", "--no-kv-offload"), (), _WHOLE),
-    Foreign(("-sm", "--split-mode", "-ts", "--tensor-split"), (), "a model runs on one GPU"),
+    Foreign(
+        ("-sm", "--split-mode", "-ts", "--tensor-split"),
+        (),
+        "cards share evenly, by rows: name them, as --device cuda:0,1",
+    ),
     Foreign(("-mg", "--main-gpu"), (), "choose the card with --device cuda:1"),
     Foreign(("-dev",), ("device",), "no device is used here"),
     Foreign(("-fa", "--flash-attn"), (), "flash attention is always on: leave it out"),
@@ -112,7 +116,7 @@ OPTIONS = [
     ),
     Foreign(("--gpu-memory-utilization",), ("kv_tokens",), "onegraph takes what it needs"),
     Foreign(("--dtype", "--quantization"), (), "the file determines it"),
-    Foreign(("-tp", "--tensor-parallel-size"), (), "a model runs on one GPU"),
+    Foreign(("-tp", "--tensor-parallel-size"), (), "name the cards, as --device cuda:0,1"),
     Foreign(
         ("--enforce-eager",), ("cuda_graph",), "in Python, use LLM(graph=GraphOptions(mode='none'))"
     ),

@@ -61,18 +61,24 @@ class Setup:
 
     @property
     def ordinal(self) -> int | None:
-        """Number of the card; None on the CPU."""
-        return None if self.device == "cpu" else int(self.device.partition(":")[2] or 0)
+        """Number of the card, of several the first; None on the CPU."""
+        return None if self.device == "cpu" else int(_cards(self.device)[0])
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a process that is to see that card alone: llama.cpp spreads over all it sees."""
+        """Of a process that is to see those cards alone: llama.cpp spreads over all it sees."""
         if self.ordinal is None:
             return dict(os.environ)
         seen = os.environ.get("CUDA_VISIBLE_DEVICES")
         listed = seen.split(",") if seen else []
-        name = listed[self.ordinal] if self.ordinal < len(listed) else str(self.ordinal)
-        return os.environ | {"CUDA_VISIBLE_DEVICES": name}
+        cards = [int(number) for number in _cards(self.device)]
+        names = [listed[n] if n < len(listed) else str(n) for n in cards]
+        return os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(names)}
+
+
+def _cards(device: str) -> list[str]:
+    """Numbers of the cards of "cuda", "cuda:1" or "cuda:0,1"."""
+    return (device.partition(":")[2] or "0").split(",")
 
 
 @dataclass(frozen=True, slots=True)
