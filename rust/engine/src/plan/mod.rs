@@ -2,7 +2,9 @@
 //! writes it, a backend interprets or lowers it, nothing else knows the model.
 
 mod attributes;
+mod drafter;
 pub mod fuse;
+mod ids;
 mod kv;
 mod mamba2;
 mod op;
@@ -17,11 +19,12 @@ pub mod sketch;
 mod tests;
 
 pub use attributes::{Gating, Groups, Norm, RopeStyle, RowPart, TableRow};
+pub use drafter::{storing, ByRows, Drafter};
 pub use kv::KvShape;
 pub use mamba2::Mamba2;
 pub use op::{Op, ARITHMETIC};
 pub use plan::{
-    Buffer, BufferId, Drafter, Hidden, LongFactors, Plan, RopeTable, Rows, State, StateId,
-    Temperature, Weight, WeightId,
+    Buffer, BufferId, Hidden, LongFactors, Plan, RopeTable, Rows, State, StateId, Temperature,
+    Weight, WeightId,
 };
 pub use share::{Gather, Share, MOST_CARDS};
