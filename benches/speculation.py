@@ -1,9 +1,11 @@
-"""What drafts by a model's own layer gain, by how many are right, by depth and by sequences.
+"""What drafts gain, by how many are right, by depth and by sequences: of a model's own layer, or of
+a draft model.
 
     python benches/speculation.py qwen3.5-27b --agree 0.88 0.6 --record out.json
+    python benches/speculation.py llama-3.1-8b --draft llama-3.2-1b --record out.json
 
 Random weights accept nothing, so each file is one of `models/synth.py --known`: true bytes and
-shapes, the next token known, and a set share of the layer's guesses right; with 0.88 a round of
+shapes, the next token known, and a set share of the guesses right; with 0.88 a round of
 three drafts yields 3.3 tokens, with 0.6 2.2. Each way to draft is loaded in turn and generates the
 same texts; a token that differs from those without drafts is an error.
 """
@@ -27,11 +29,18 @@ import shapes
 import synth
 
 
-def written(args: argparse.Namespace, agree: float) -> Path:
-    """A file whose layer is right about `agree` of the tokens; kept for the next run."""
-    path = Path(args.folder) / f"{args.shape}-{args.mix}-{agree}.gguf"
+def written(args: argparse.Namespace, agree: float) -> tuple[Path, Path | None]:
+    """A file, and that of its draft model: its layer, or that model, is right about `agree` of the
+    tokens. Both are kept for the next run."""
+    own = 1.0 if args.draft else agree
+    path = known(args, args.shape, own, n_layer_nextn=0 if args.draft else 1)
+    return path, known(args, args.draft, agree, tied=False) if args.draft else None
+
+
+def known(args: argparse.Namespace, name: str, agree: float, **other: Any) -> Path:
+    path = Path(args.folder) / f"{name}-{args.mix}-{agree}.gguf"
     if not path.exists():
-        shape = dataclasses.replace(shapes.find(args.shape), n_layer_nextn=1)
+        shape = dataclasses.replace(shapes.find(name), **other)
         synth.write(path, shape, args.mix, known=True, agree=agree)
     return path
 
@@ -39,7 +48,9 @@ def written(args: argparse.Namespace, agree: float) -> Path:
 Found = dict[tuple[int, int], Any]
 
 
-def measured(path: Path, mode: str, args: argparse.Namespace) -> tuple[str, Found]:
+def measured(
+    path: Path, draft: Path | None, mode: str, args: argparse.Namespace
+) -> tuple[str, Found]:
     """The device; by depth and number of sequences tokens a second, tokens a round, texts."""
     cases = [(d, n) for d in args.depths for n in args.sequences if d * n <= args.most]
     n_ctx = max(d for d, _ in cases) + args.length + 64
@@ -49,6 +60,7 @@ def measured(path: Path, mode: str, args: argparse.Namespace) -> tuple[str, Foun
         path,
         device=args.device,
         speculate=mode,
+        draft=draft,
         n_ctx=n_ctx,
         max_batch=max(n for _, n in cases),
         kv_tokens=max(n * (d + args.length + 64) for d, n in cases),
@@ -80,7 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("shape", help="a name in models/shapes.toml")
     parser.add_argument("--mix", default="Q4_K_M")
     parser.add_argument("--agree", type=float, nargs="+", default=[0.88], help="shares right")
-    parser.add_argument("--modes", nargs="+", default=["mtp:1", "mtp:2", "mtp:3", "auto"])
+    parser.add_argument("--draft", help="the shape of a draft model; none: the model's own layer")
+    parser.add_argument("--modes", nargs="+", help="auto, and one to three tokens a round")
     parser.add_argument("--depths", type=int, nargs="+", default=[0, 4096, 32768])
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--most", type=int, default=33_000, help="tokens before all texts together")
@@ -90,15 +103,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--folder", default=".", help="where files are kept")
     parser.add_argument("--record", type=Path, help="a JSON file for all of it")
     args = parser.parse_args(arguments)
+    by = "draft" if args.draft else "mtp"
+    modes = args.modes or [f"{by}:1", f"{by}:2", f"{by}:3", "auto"]
     rows: list[dict[str, Any]] = []
     device = args.device
     print("| right | depth | sequences | drafts | tokens/s | a round | gain | equal |")
     print("|---|---|---|---|---|---|---|---|")
     for agree in args.agree:
-        path = written(args, agree)
-        device, plain = measured(path, "off", args)
-        for mode in ["off", *args.modes]:
-            found = plain if mode == "off" else measured(path, mode, args)[1]
+        files = written(args, agree)
+        device, plain = measured(*files, "off", args)
+        for mode in ["off", *modes]:
+            found = plain if mode == "off" else measured(*files, mode, args)[1]
             for (depth, n), case in found.items():
                 base = plain[depth, n]
                 row = {"agree": agree, "depth": depth, "sequences": n, "drafts": mode}

@@ -41,7 +41,7 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
         out[f"{a}.attention.sliding_window"] = gguf_io.u32(shape.window)
     if shape.window_rope_dim:
         out[f"{a}.rope.dimension_count_swa"] = gguf_io.u32(shape.window_rope_dim)
-    if a == "gemma4":
+    if a.startswith("gemma4"):
         out |= _gemma4(shape)
     elif a == "muse-glimmer" and shape.window_pattern:
         pattern = gguf_io.booleans(map(shape.is_local, range(shape.n_layer)))
@@ -146,7 +146,10 @@ def _gemma4(shape: Shape) -> dict[str, bytes]:
     }
     if shape.n_ff_last:
         out["feed_forward_length"] = gguf_io.i32s(map(shape.ff, layers))
-    return {f"gemma4.{key}": value for key, value in out.items()}
+    if shape.n_embd_backbone:
+        out["embedding_length_out"] = gguf_io.u32(shape.n_embd_backbone)
+        out["nextn_predict_layers"] = gguf_io.u32(shape.n_layer)
+    return {f"{shape.arch}.{key}": value for key, value in out.items()}
 
 
 def _streams(shape: Shape) -> dict[str, bytes]:

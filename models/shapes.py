@@ -121,6 +121,8 @@ class Shape:
     keys_as_values: bool = False
     n_embd_layer: int = 0
     logit_cap: float = 0.0
+    #: Of its assistant: the width of the rows of the model that it drafts for.
+    n_embd_backbone: int = 0
 
     def attends(self, layer: int) -> bool:
         """Whether a layer attends, or has a recurrent state."""
@@ -191,7 +193,7 @@ class Shape:
             end = sum(self.ngram_rows())
             rows = -(-end // 128) * 128
             out.append(("per_layer_token_embd.weight", (self.ngrams["width"], rows)))
-        if self.arch == "gemma4":
+        if self.arch.startswith("gemma4"):
             return out + self._gemma4()
         if self.rope_scaling.get("type") == "llama3":
             out.append(("rope_freqs.weight", (self.head_dim // 2,)))
@@ -398,6 +400,9 @@ class Shape:
                 ("per_layer_model_proj.weight", (n, told)),
                 ("per_layer_proj_norm.weight", (self.n_embd_layer,)),
             ]
+        if wide := self.n_embd_backbone:
+            out += [("nextn.pre_projection.weight", (2 * wide, n))]
+            out += [("nextn.post_projection.weight", (n, wide))]
         for layer in range(self.n_layer):
             n_head_kv, d = self.heads(layer)
             q, kv, n_ff = self.n_head * d, n_head_kv * d, self.ff(layer)

@@ -10,8 +10,8 @@ bytes. Needs NumPy alone.
 With --known the next token is known, for measurements of drafts: layers add nothing to the stream,
 and the head's row of each token is what the embedding's is of the token before it (`followers`).
 A layer that guesses further tokens is then right about all, or with --agree about a share of them,
-by a table of embeddings of its own. Sizes, shapes and what a step computes are as without; the rows
-need the engine's quantizers.
+by a table of embeddings of its own; a model without one is right about that share itself. Sizes,
+shapes and what a step computes are as without; the rows need the engine's quantizers.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
     # The weights of a row's experts add up to 1; the logits that choose them lie well apart.
     if part == "ffn_gate_inp":
         # Gemma 4 divides what it multiplies by sqrt(n_embd).
-        return ROUTER if shape.arch == "gemma4" else ROUTER / math.sqrt(cols)
+        return ROUTER if shape.arch.startswith("gemma4") else ROUTER / math.sqrt(cols)
     if part == "ffn_down_exps" and shape.n_latent:
         return 1.0 / math.sqrt(cols)
     if part in ("ffn_down_exps", "ffn_down_shexp"):
@@ -341,7 +341,7 @@ def _share(shape: Shape) -> float:
 
 def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArray[np.float32]:
     """Norm weights near 1, biases of a fair size, or rotary frequency factors."""
-    if name == "rope_freqs.weight" and shape.arch == "gemma4":
+    if name == "rope_freqs.weight" and shape.arch.startswith("gemma4"):
         # A quarter of the pairs is turned.
         return np.where(np.arange(n) < n // 4, 1, 1e30).astype(np.float32)
     if name == "rope_freqs.weight":
@@ -374,7 +374,7 @@ def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArra
     # A block reads about half of a stream.
     middle = 2.0 if "hc_" in name else middle
     # Gemma 4's scores are multiplied by nothing.
-    if shape.arch == "gemma4" and ("attn_q_norm" in name or "attn_k_norm" in name):
+    if shape.arch.startswith("gemma4") and ("attn_q_norm" in name or "attn_k_norm" in name):
         middle /= n**0.25
     # These stand before a sum that is normalized again.
     if ".post_" in name and not name.endswith(("norm_1.weight", "norm_2.weight")):
@@ -402,12 +402,12 @@ def write(
 
     `mix` is a type, one of `mix.MIXES`, or types joined by "+" for the layers in turn; `vocab` a
     GGUF whose tokenizer is taken over instead of a made-up one; `known` makes a model whose next
-    token is that of `followers`, of which the layer that guesses further ones, if there is one, is
-    right about `agree`.
+    token is that of `followers`, of which the layer that guesses further ones, or a model without
+    one itself, is right about `agree`.
     """
-    if known and shape.tied:
+    if known and shape.tied and not shape.n_embd_backbone:
         raise ValueError(f"{shape.name} has no head of its own; use a shape whose head is not tied")
-    tokenizer, placed = _layout(shape, mix, vocab, agree < 1.0)
+    tokenizer, placed = _layout(shape, mix, vocab, agree < 1.0 and shape.n_layer_nextn > 0)
     quiet = vocabulary.controls(tokenizer)
     rows = _known_rows(shape, quiet, agree) if known else {}
 
@@ -420,7 +420,7 @@ def write(
             rng = np.random.Generator(np.random.SFC64([seed, index, first]))
             if tensor.name in rows:
                 data = _known(shape, kind, rows[tensor.name], quiet, seed, first, count)
-            elif known and tensor.name.endswith("nextn.eh_proj.weight"):
+            elif known and tensor.name.endswith(("nextn.eh_proj.weight", "pre_projection.weight")):
                 data = _first_half(shape, kind, first, count)
             elif _is_vector(tensor):
                 values = _vector(shape, tensor.name, math.prod(tensor.shape), rng)
@@ -583,7 +583,13 @@ def _known_rows(shape: Shape, quiet: list[int], agree: float) -> dict[str, NDArr
     # Where the table has another token's row, that one's follower is guessed.
     wrong = np.random.default_rng(0).random(shape.n_vocab) >= agree
     guesses = np.where(wrong & (after >= 0), after, own)
-    return {"token_embd.weight": own, "output.weight": head, _table_of_guesses(shape): guesses}
+    if shape.n_embd_backbone:
+        # Its table is a head alone, over the embedding of the model that it drafts for.
+        ahead = after[np.where(wrong, after, own)]
+        head[ahead[after >= 0]] = own[after >= 0]
+        return {"token_embd.weight": head}
+    table = _table_of_guesses(shape) if shape.n_layer_nextn else "token_embd.weight"
+    return {"token_embd.weight": own, "output.weight": head, table: guesses}
 
 
 def _first_half(shape: Shape, kind: Kind, first: int, count: int) -> Bytes:

@@ -97,6 +97,7 @@ def broken_off(llm: onegraph.LLM, model: Path) -> None:
         model,
         nvrtc_folders=nvrtc.folders(),
         speculate="auto",
+        draft=None,
         device="cpu",
         n_ctx=None,
         max_batch=1,

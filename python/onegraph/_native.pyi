@@ -87,6 +87,7 @@ class PlanRunner:
         pdl: bool | None = None,
         nvrtc_folders: list[str] = ...,
         part: str = ...,
+        draft: str | None = None,
     ) -> PlanRunner: ...
     def map_pages(self, slot: int, first: int, pages: list[int]) -> None: ...
     def write(self, name: str, rows: bytes) -> None: ...
@@ -301,6 +302,7 @@ class Engine:
         cache_dir_bytes: int,
         nvrtc_folders: Sequence[str | os.PathLike[str]],
         speculate: str,
+        draft: str | None,
     ) -> Loading: ...
     def compile(self, given: tuple[str, list[str]]) -> None:
         """Compiles a constraint and keeps it: requests under it then begin at once."""

@@ -89,9 +89,12 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
     cache_dir_bytes: maximum size of its files; the least recently used are deleted
     threads: CPU threads; None takes all that the machine has
     speculate: what drafts tokens for a step to verify; no token depends on it. "auto" uses the
-        model's own layer for that (multi-token prediction) if the file has one and as far as it
-        pays; "mtp" refuses a file without one, "mtp:3" drafts three tokens per round, and "off"
-        does not load the layer. `onegraph help speculation` has more
+        draft model if `draft` names one, else the model's own layer for that (multi-token
+        prediction) if the file has one, as far as it pays; "mtp" and "draft" refuse to load
+        without the one or the other, "mtp:3" and "draft:3" draft three tokens per round, and "off"
+        loads neither. `onegraph help speculation` has more
+    draft: a small model of the same vocabulary that drafts tokens, named like `model`; it is loaded
+        beside the model
     progress: True or False to show a progress bar or not, None to show it in a terminal; or a
         function, called with what is going on, how much is done, and the total (or None)
     chat_template: an `onegraph.ChatTemplate`, or the source of one, instead of the model's own. For
@@ -131,6 +134,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
         threads: int | None = None,
         prefill_chunk: int | None = None,
         speculate: str = "auto",
+        draft: str | os.PathLike[str] | None = None,
         progress: bool | Callable[[str, int, int | None], None] | None = None,
         chat_template: str | _native.ChatTemplate | None = None,
     ) -> None:
@@ -164,6 +168,7 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
             "cache_dir_bytes": arguments.integer("cache_dir_bytes", cache_dir_bytes),
         }
         model = arguments.path("model", model)
+        draft = None if draft is None else arguments.path("draft", draft)
         if progress is not None and not callable(progress):
             progress = arguments.flag("progress", progress)
         with progress_bar.shown(progress) as told:
@@ -171,6 +176,10 @@ class LLM(Generates, Embeds, metaclass=foreign.Answering):
             # it runs below a native call, the process aborts.
             ref = hub.meant(model) if isinstance(model, str) else model
             path = os.fspath(hub.resolve(ref, progress=told))
+            options["draft"] = None
+            if draft is not None:
+                its = hub.meant(draft) if isinstance(draft, str) else draft
+                options["draft"] = os.fspath(hub.resolve(its, progress=told))
             source = modelfile.read(ref).template if isinstance(ref, str) else None
             options["nvrtc_folders"] = [os.fspath(folder) for folder in nvrtc.folders()]
             self._engine = _load(_native.Engine.load(path, **options), told)

@@ -16,15 +16,24 @@ PAGE = ROOT / "python" / "onegraph" / "pages" / "speculation.md"
 
 
 @pytest.mark.thorough
-def test_a_run_has_a_row_a_case_and_equal_texts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mode", "given"),
+    [
+        ("mtp:2", ["tiny-qwen35"]),
+        ("draft:2", ["tiny-llama-gqa", "--draft", "tiny-llama-gqa"]),
+    ],
+)
+def test_a_run_has_a_row_a_case_and_equal_texts(
+    tmp_path: Path, mode: str, given: list[str]
+) -> None:
     record = tmp_path / "out.json"
-    command = [sys.executable, SCRIPT, "tiny-qwen35", "--mix", "Q8_0", "--device", "cpu"]
-    command += ["--modes", "mtp:2", "--depths", "0", "--sequences", "1", "2", "--length", "40"]
+    command = [sys.executable, SCRIPT, *given, "--mix", "Q8_0", "--device", "cpu"]
+    command += ["--modes", mode, "--depths", "0", "--sequences", "1", "2", "--length", "40"]
     command += ["--repeats", "1", "--folder", tmp_path, "--record", record]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
     rows = json.loads(record.read_text())["rows"]
     cases = [(row["drafts"], row["sequences"]) for row in rows]
-    assert cases == [("off", 1), ("off", 2), ("mtp:2", 1), ("mtp:2", 2)]
+    assert cases == [("off", 1), ("off", 2), (mode, 1), (mode, 2)]
     assert all(row["equal"] for row in rows)
     assert [row["tokens_a_round"] > 1.5 for row in rows] == [False, False, True, True]
     assert len(done.stdout.splitlines()) == 2 + len(rows)

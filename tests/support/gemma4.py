@@ -37,12 +37,33 @@ def logits(model: Reference, ids: Sequence[int]) -> Array:
     return _Pass(model, ids).logits()
 
 
+def guesses(model: Reference, assistant: Reference, ids: Sequence[int]) -> tuple[Array, Array]:
+    """Rows of the model after each token of `ids` but the last, and the logits that its assistant
+    has, by each and the token that follows it, of the token behind. Its layers attend over the keys
+    and values of the model's last layer of their kind."""
+    of = _Pass(model, ids)
+    rows = of.hidden()[:-1]
+    return rows, _Pass(assistant, ids[1:]).guessed(of, rows)
+
+
+def attended(q: Array, k: Array, v: Array, unseen: NDArray[np.bool_]) -> Array:
+    """Attention of queries [n, heads, head_dim], whose scores are scaled by nothing: [n, -1]."""
+    out = np.empty(q.shape)
+    for head in range(q.shape[1]):
+        its = head // (q.shape[1] // k.shape[1])
+        scores = q[:, head] @ k[:, its].T
+        scores[unseen] = -np.inf
+        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+        out[:, head] = scores / scores.sum(axis=1, keepdims=True) @ v[:, its]
+    return out.reshape(len(q), -1)
+
+
 class _Pass:
     """One pass over `ids`."""
 
     def __init__(self, model: Reference, ids: Sequence[int]) -> None:
         self.model, self.ids = model, np.asarray(ids, dtype=np.int64)
-        n_layer = model.n_layer
+        n_layer = int(self._key("block_count"))
         self.is_local = [bool(x) for x in self._key("attention.sliding_window_pattern")]
         heads = self._key("attention.head_count_kv")
         self.n_head_kv = heads if isinstance(heads, list) else [int(heads)] * n_layer
@@ -54,8 +75,9 @@ class _Pass:
     def _key(self, key: str, default: Any = None) -> Any:
         return self.model.key(key, default)
 
-    def logits(self) -> Array:
-        m, n = self.model, len(self.ids)
+    def hidden(self) -> Array:
+        """What the head multiplies."""
+        m = self.model
         x = m.require("token_embd.weight")[self.ids].astype(np.float64) * math.sqrt(m.n_embd)
         told = self._told(x)
         for layer in range(m.n_layer):
@@ -70,12 +92,36 @@ class _Pass:
             scale = m.weight(f"{block}.layer_output_scale.weight")
             if scale is not None:
                 x = x * float(scale[0])
-        x = m.norm(x, "output_norm")
+        return m.norm(x, "output_norm")
+
+    def logits(self) -> Array:
+        m, n = self.model, len(self.ids)
+        x = self.hidden()
         head = "output" if m.weight("output.weight") is not None else "token_embd"
         result = m.linear(x, head)
         assert result.shape == (n, m.n_vocab)
         cap = float(self._key("final_logit_softcapping", 0.0))
         return cap * np.tanh(result / cap) if cap else result
+
+    def guessed(self, of: _Pass, rows: Array) -> Array:
+        m, n = self.model, len(rows)
+        embedding = of.model.require("token_embd.weight")[self.ids].astype(np.float64)
+        both = np.concatenate([embedding * math.sqrt(of.model.n_embd), rows], axis=1)
+        x = m.linear(both, "nextn.pre_projection")
+        for layer, local in enumerate(self.is_local):
+            block = f"blk.{layer}"
+            q = self._queries(layer, m.norm(x, f"{block}.attn_norm"), first=1)
+            source = max(i for i in of.stored if of.is_local[i] == local)
+            unseen = np.triu(np.ones((n, n), dtype=bool), 1)
+            if local:
+                # The token itself, not stored yet, is one of those that the window holds.
+                unseen |= np.tril(np.ones((n, n), dtype=bool), 1 - self.window)
+            k, v = (kept[:n] for kept in of.stored[source])
+            delta = m.linear(attended(q, k, v, unseen), f"{block}.attn_output")
+            x = x + m.norm(delta, f"{block}.post_attention_norm")
+            x = x + m.norm(self._feed_forward(layer, x), f"{block}.post_ffw_norm")
+            x = x * float(m.require(f"{block}.layer_output_scale.weight")[0])
+        return m.linear(m.norm(x, "output_norm"), "token_embd")
 
     def _told(self, x: Array) -> Array | None:
         """What each layer is told of each token, [n, n_layer, width]."""
@@ -91,10 +137,8 @@ class _Pass:
     def _attention(self, layer: int, x: Array) -> Array:
         m, n, block = self.model, len(x), f"blk.{layer}"
         local, n_kv = self.is_local[layer], self.n_head_kv[layer]
-        d = int(self._key("attention.key_length_swa" if local else "attention.key_length"))
-        rotate = self._rotation(n, local)
-        q = m.linear(x, f"{block}.attn_q").reshape(n, m.n_head, d)
-        q = rotate(m.norm(q, f"{block}.attn_q_norm"))
+        q = self._queries(layer, x)
+        d, rotate = q.shape[-1], self._rotation(n, local)
         if layer < self.first_shared:
             k = m.linear(x, f"{block}.attn_k").reshape(n, n_kv, d)
             v = k
@@ -110,16 +154,17 @@ class _Pass:
         unseen = np.triu(np.ones((n, n), dtype=bool), 1)
         if local:
             unseen |= np.tril(np.ones((n, n), dtype=bool), -self.window)
-        out = np.empty((n, m.n_head, d))
-        for head in range(m.n_head):
-            its = head // (m.n_head // n_kv)
-            scores = q[:, head] @ k[:, its].T
-            scores[unseen] = -np.inf
-            scores = np.exp(scores - scores.max(axis=1, keepdims=True))
-            out[:, head] = scores / scores.sum(axis=1, keepdims=True) @ v[:, its]
-        return m.linear(out.reshape(n, -1), f"{block}.attn_output")
+        return m.linear(attended(q, k, v, unseen), f"{block}.attn_output")
 
-    def _rotation(self, n: int, local: bool) -> Any:
+    def _queries(self, layer: int, x: Array, first: int = 0) -> Array:
+        """Rotated, of rows at the positions from `first` on: [n, heads, head_dim]."""
+        m, local = self.model, self.is_local[layer]
+        d = int(self._key("attention.key_length_swa" if local else "attention.key_length"))
+        q = m.linear(x, f"blk.{layer}.attn_q").reshape(len(x), m.n_head, d)
+        q = self._rotation(len(x), local, first)(m.norm(q, f"blk.{layer}.attn_q_norm"))
+        return np.asarray(q)
+
+    def _rotation(self, n: int, local: bool, first: int = 0) -> Any:
         """The rotation of layers of a kind, of heads [n, heads, head_dim]."""
         dims = int(self._key("rope.dimension_count_swa" if local else "rope.dimension_count"))
         base = float(
@@ -131,7 +176,7 @@ class _Pass:
         inv_freq = base ** (-2.0 * np.arange(half) / dims)
         if not local:
             inv_freq = inv_freq / self.model.require("rope_freqs.weight").astype(np.float64)
-        angle = np.arange(n)[:, None, None] * inv_freq
+        angle = np.arange(first, first + n)[:, None, None] * inv_freq
         cos, sin = np.cos(angle), np.sin(angle)
 
         def rotate(x: Array) -> Array:

@@ -43,6 +43,7 @@ INTERLEAVED |= {"deepseek2"}
 INTERLEAVED |= (COHERE := {"cohere2", "command-r"})
 INTERLEAVED |= {"granitehybrid"} | NEMOTRON_H
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
+NEOX |= {"gemma4-assistant"}
 NEOX |= {"olmo2", "qwen3next", "seed_oss"} | (LFM2 := {"lfm2", "lfm2moe"})
 NEOX |= {"hunyuan-dense", "exaone4", "glm4moe", "phi3", "laguna", "qwen4exp"}
 

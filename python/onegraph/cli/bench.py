@@ -84,7 +84,8 @@ def command(
     model = llama_bench.model_of(model, models)
     options["kv_type"] = llama_bench.kv_type(options["kv_type"], type_k, type_v)
     # What is drafted of a made-up text says nothing; llama-bench drafts nothing either.
-    chosen = {"speculate": "off"} | given(MODEL, {"n_ctx": None, **options})
+    idle = {} if options["draft"] else {"speculate": "off"}
+    chosen = idle | given(MODEL, {"n_ctx": None, **options})
     both: dict[GraphMode, bool] = {"full": graph or not eager, "none": eager}
     modes = [mode for mode, on in both.items() if on]
     out = Output(output, plot)

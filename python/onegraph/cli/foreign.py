@@ -101,6 +101,7 @@ OPTIONS = [
         ("--keepalive",), (), "there is no server: the model is unloaded when the command ends"
     ),
     Foreign(("--json-schema",), ("schema",), "nothing is generated here"),
+    Foreign(("-md", "--model-draft"), ("draft",), "nothing is drafted here"),
     Foreign(("--lora",), (), "onegraph does not support it"),
     Foreign(("--image", "--mmproj", "-mm", "--audio"), (), "onegraph only supports text"),
     Foreign(("--think", "--hidethinking"), (), "the model's chat template decides"),

@@ -67,8 +67,10 @@ MODEL: list[tuple[str, Any, str]] = [
     (
         "speculate",
         str,
-        "What drafts tokens: auto, off, mtp, or mtp:N for N tokens a round.  [default: auto]",
+        "What drafts tokens: auto, off, mtp or draft, mtp:N or draft:N for N tokens a round.  "
+        "[default: auto]",
     ),
+    ("draft", str, "A small model of the same vocabulary, which drafts tokens."),
 ]
 
 #: Keywords of `onegraph.LLM.generate`: name, type, help.

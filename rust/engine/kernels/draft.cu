@@ -5,8 +5,9 @@
 //   draft_rows   finds of each row of a step or round the token that follows it
 //   draft_drawn  the same of the rows that prompts drew from
 //   draft_keep   keeps the row that a sequence's next guess goes by
+// A drafter that goes by tokens alone has the first two, and N_EMBD is 0.
 //
-// variant.cuh: N_VOCAB, N_EMBD, THREADS.
+// variant.cuh: N_VOCAB logits a row, of which N_TOKENS are of tokens of the model; N_EMBD, MOVES, THREADS.
 #include "kv.cuh"
 #include "sample.cuh"
 #include "state.cuh"
@@ -14,6 +15,7 @@
 
 constexpr uint32_t WARPS = THREADS / 32;
 constexpr uint32_t NONE = 0xffffffffu;
+constexpr bool BY_ROWS = N_EMBD > 0;
 
 struct Begin {
     const uint32_t* sequences;  // [n]: slots; n_slots for none
@@ -56,10 +58,11 @@ KERNEL(draft_begin, Begin) {
     }
     if (threadIdx.x == 0) {
         p.tokens[i] = token;
-        // The row before the token.
-        p.positions[i] = live ? position - 1 : 0;
+        // By rows, that before the token.
+        p.positions[i] = live ? position - BY_ROWS : 0;
         p.slots[i] = live ? slot : PADDING_SLOT;
     }
+    if constexpr (!BY_ROWS) return;
     for (uint32_t c = threadIdx.x; c < N_EMBD; c += blockDim.x) {
         const uint64_t from = static_cast<uint64_t>(slot) * N_EMBD + c;
         p.hidden[static_cast<uint64_t>(i) * N_EMBD + c] = live ? load_relaxed_f32(p.kept + from) : 0.0f;
@@ -89,7 +92,7 @@ KERNEL_BOUNDS(draft_next, Next, THREADS, 2) {
     const float* logits = p.logits + static_cast<uint64_t>(i) * N_VOCAB;
     delay_block();
     uint64_t best = 0;
-    for (uint32_t id = blockIdx.x * THREADS + threadIdx.x; id < N_VOCAB; id += gridDim.x * THREADS) {
+    for (uint32_t id = blockIdx.x * THREADS + threadIdx.x; id < N_TOKENS; id += gridDim.x * THREADS) {
         best = larger(best, rank_of(load_relaxed_f32(logits + id), id));
     }
     best = block_max_u64<WARPS>(best, scratch);
@@ -109,7 +112,7 @@ KERNEL_BOUNDS(draft_next, Next, THREADS, 2) {
     const uint32_t token = rank_id(best), at = i * p.rows + p.row;
     p.row_tokens[at] = token;
     p.tokens[i] = token;
-    p.positions[i] = load_relaxed_u32(p.positions + i) + 1;
+    p.positions[i] = load_relaxed_u32(p.positions + i) + MOVES;
     p.slots[i] = load_relaxed_u32(p.row_slots + at);
 }
 

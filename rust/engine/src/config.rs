@@ -455,8 +455,10 @@ impl Config {
             }};
         }
         let n_block = need_uint!("block_count", 1..=1024);
-        let most = n_block.saturating_sub(1);
-        let n_layer_nextn = keys.uint("nextn_predict_layers", 0..=most)?.unwrap_or(0);
+        // A drafter in a file of its own has no other layers.
+        let most = n_block.saturating_sub(usize::from(!arch.ends_with("-assistant")));
+        let n_layer_nextn = keys.uint("nextn_predict_layers", 0..=most)?;
+        let n_layer_nextn = n_layer_nextn.filter(|n| *n < n_block).unwrap_or(0);
         let n_layer = n_block.saturating_sub(n_layer_nextn);
         let n_embd = need_uint!("embedding_length", 1..=MOST);
         let has_experts = keys.uint("expert_count", 0..=MOST_EXPERTS)? > Some(0)

@@ -360,6 +360,17 @@ impl Model {
         Ok(())
     }
 
+    /// Takes in another model, whose tensors are found by their names behind `prefix`.
+    pub fn take_in(&mut self, other: Self, prefix: &str) {
+        let first = self.shards.len();
+        for (shard, mut info) in other.tensors {
+            info.name.insert_str(0, prefix);
+            self.index.insert(info.name.clone(), self.tensors.len());
+            self.tensors.push((first.saturating_add(shard), info));
+        }
+        self.shards.extend(other.shards);
+    }
+
     /// The file that was opened (the first shard of a split model).
     pub fn path(&self) -> &Path {
         self.shards.first().map_or(Path::new(""), |s| &s.path)

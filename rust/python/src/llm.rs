@@ -150,7 +150,7 @@ impl Engine {
     #[pyo3(signature = (path, *, device, n_ctx, max_batch, kv_type, kv_tokens, kv_host_bytes, cuda_graph,
                         graph_batch_sizes, graph_max_batch, graph_padding, warmup, pdl, threads,
                         prefill_chunk, prefix_cache, prefix_host_bytes, cache_dir, cache_dir_bytes,
-                        nvrtc_folders, speculate))]
+                        nvrtc_folders, speculate, draft))]
     #[allow(clippy::too_many_arguments)]
     fn load(
         py: Python<'_>,
@@ -175,6 +175,7 @@ impl Engine {
         cache_dir_bytes: i64,
         nvrtc_folders: Vec<PathBuf>,
         speculate: &str,
+        draft: Option<PathBuf>,
     ) -> PyResult<Loading> {
         let options = || -> Result<Options> {
             Ok(Options {
@@ -210,6 +211,7 @@ impl Engine {
                 },
                 nvrtc_folders,
                 speculate: Speculate::new(speculate)?,
+                draft,
             })
         };
         let options = options().map_err(to_py)?;

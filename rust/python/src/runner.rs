@@ -83,8 +83,8 @@ fn part_of(plan: Plan, name: &str) -> onegraph::Result<Plan> {
 impl PlanRunner {
     #[new]
     /// `plan` is JSON with its `weights`, or, without them, the path of a model, of which `part` is one of
-    /// `model`, `follow` and `guess`, its drafter's.
-    #[pyo3(signature = (device, plan, weights=None, *, n_slots=1, n_ctx=64, n_pages=2, kv_type="F32", threads=1, capture=false, fuse=true, pdl=None, nvrtc_folders=vec![], part="model"))]
+    /// `model`, `follow` and `guess`, its drafter's: that of the file `draft` where one is named.
+    #[pyo3(signature = (device, plan, weights=None, *, n_slots=1, n_ctx=64, n_pages=2, kv_type="F32", threads=1, capture=false, fuse=true, pdl=None, nvrtc_folders=vec![], part="model", draft=None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -101,6 +101,7 @@ impl PlanRunner {
         pdl: Option<bool>,
         nvrtc_folders: Vec<std::path::PathBuf>,
         part: &str,
+        draft: Option<std::path::PathBuf>,
     ) -> PyResult<Self> {
         let kv_type = quant::kv_by_name(kv_type).map_err(to_py)?;
         let options = RunnerOptions {
@@ -130,12 +131,18 @@ impl PlanRunner {
                 })?
             }
             None => detached(py, || {
-                let model = Model::open(plan)?;
+                let mut model = Model::open(plan)?;
                 let config = model.config()?;
                 let plan = arch::plan(&config)?;
-                let plan = match part {
-                    "model" => plan,
-                    _ => part_of(arch::with_drafter(&config, plan)?, part)?,
+                let plan = match (part, draft) {
+                    ("model", _) => plan,
+                    (_, None) => part_of(arch::with_drafter(&config, plan)?, part)?,
+                    (_, Some(file)) => {
+                        let draft = Model::open(file)?;
+                        let plan = arch::with_draft(plan, &draft.config()?)?;
+                        model.take_in(draft, arch::DRAFT);
+                        part_of(plan, part)?
+                    }
                 };
                 backend::runner(device, plan, Arc::new(model), &options)
             })?,

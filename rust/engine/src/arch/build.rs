@@ -213,6 +213,7 @@ impl<'a> Builder<'a> {
             scale,
             temperature: None,
             long: None,
+            ahead: 0,
         };
         let known = self.plan.ropes.iter().position(|known| *known == table);
         known.unwrap_or_else(|| {
@@ -237,6 +238,14 @@ impl<'a> Builder<'a> {
             temperature: Some(temperature),
             ..of
         });
+        Ok(self.plan.ropes.len() - 1)
+    }
+
+    /// A table as that of this number, whose angles are those of the next position. Its number.
+    pub fn rope_table_ahead(&mut self, table: usize) -> Result<usize> {
+        let of = self.plan.ropes.get(table).cloned();
+        let of = of.ok_or_else(|| Error::Internal(format!("table of angles {table}")))?;
+        self.plan.ropes.push(RopeTable { ahead: 1, ..of });
         Ok(self.plan.ropes.len() - 1)
     }
 

@@ -10,11 +10,11 @@ use crate::plan::{BufferId, Gating, KvShape, Norm, Op, Plan, RopeStyle};
 
 /// Layers of one kind.
 #[derive(Clone, Copy)]
-struct Kind {
-    head_dim: usize,
+pub(super) struct Kind {
+    pub head_dim: usize,
     /// Of angles.
-    table: usize,
-    window: Option<usize>,
+    pub table: usize,
+    pub window: Option<usize>,
 }
 
 pub fn plan(config: &Config) -> Result<Plan> {
@@ -59,7 +59,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
 }
 
 /// The kind of each layer.
-fn kinds(b: &mut Builder<'_>) -> Result<Vec<Kind>> {
+pub(super) fn kinds(b: &mut Builder<'_>) -> Result<Vec<Kind>> {
     let c = b.config;
     let said = c
         .window

@@ -11,10 +11,12 @@ mod build;
 mod cohere2;
 mod deepseek2;
 mod delta;
+mod draft;
 mod exaone4;
 mod fused;
 mod gemma3;
 mod gemma4;
+mod gemma4_assistant;
 mod gemma_embedding;
 mod glm4;
 mod glm4moe;
@@ -60,6 +62,7 @@ const DENSE: [&str; 4] = [
     "dense_3.bias",
 ];
 
+pub use draft::DRAFT;
 pub use nextn::with_drafter;
 
 const _: () = assert!(config::MOST_EXPERTS <= signature::MOST_EXPERTS);
@@ -285,6 +288,28 @@ pub fn find(name: &str) -> Result<&'static Architecture> {
             .collect::<Vec<_>>()
             .join(", "),
     })
+}
+
+/// Looks for the architecture of what drafts from a file of its own.
+///
+/// # Errors
+/// As [`find`].
+pub fn find_draft(name: &str) -> Result<()> {
+    match name {
+        gemma4_assistant::NAME => Ok(()),
+        _ => find(name).map(drop),
+    }
+}
+
+/// The plan with what drafts for it from a file of its own, of this config.
+///
+/// # Errors
+/// As [`plan`]; [`Error::Argument`] where it cannot draft for the model.
+pub fn with_draft(plan: Plan, config: &Config) -> Result<Plan> {
+    match config.arch.as_str() {
+        gemma4_assistant::NAME => gemma4_assistant::with_assistant(plan, config),
+        _ => draft::with_model(plan, config),
+    }
 }
 
 /// The plan of a model.

@@ -2,13 +2,11 @@
 //! `eh_proj · [enorm(embedding of a token) ; hnorm(row before it)]`, a layer as the model's own, a norm
 //! that gives the next row, and the head. Of several such layers the first guesses all.
 
-use std::collections::HashSet;
-
 use super::build::Builder;
 use super::{qwen35, qwen35moe};
 use crate::config::Config;
 use crate::error::Result;
-use crate::plan::{BufferId, Drafter, Op, Plan};
+use crate::plan::{storing, BufferId, ByRows, Op, Plan};
 
 /// What its layer adds to a row.
 type Layer = fn(&mut Builder<'_>, BufferId) -> Result<()>;
@@ -24,7 +22,7 @@ const LAYERS: &[(&str, Layer)] = &[
 ///
 /// # Errors
 /// [`crate::Error::Tensor`] names a tensor of it that is missing or of the wrong shape.
-pub fn with_drafter(config: &Config, mut plan: Plan) -> Result<Plan> {
+pub fn with_drafter(config: &Config, plan: Plan) -> Result<Plan> {
     let layer = LAYERS.iter().find(|(arch, _)| *arch == config.arch);
     let joins = name(config, "eh_proj.weight");
     let has_one = config.n_layer_nextn > 0 && config.tensors.contains_key(&joins);
@@ -38,7 +36,7 @@ pub fn with_drafter(config: &Config, mut plan: Plan) -> Result<Plan> {
     b.normalize(x, last, rows, wide);
     join(&mut b, rows, x)?;
     layer(&mut b, x)?;
-    let follow = stored(b.take_ops());
+    let follow = storing(&b.take_ops());
     join(&mut b, hidden, x)?;
     layer(&mut b, x)?;
     let own = name(config, "shared_head_norm.weight");
@@ -50,23 +48,12 @@ pub fn with_drafter(config: &Config, mut plan: Plan) -> Result<Plan> {
     let head = name(config, "shared_head_head");
     b.head(&head, "draft_logits", hidden, None)?;
     let guess = b.finish();
-    // One set of ids.
-    plan = Plan {
-        ops: plan.ops,
-        logits: plan.logits,
-        ..guess.clone()
-    };
-    let follow = Plan {
-        ops: follow,
-        ..guess.clone()
-    };
-    plan.drafter = Some(Box::new(Drafter {
-        follow,
-        guess,
+    let by = ByRows {
         rows,
         hidden,
-    }));
-    Ok(plan)
+        moves: true,
+    };
+    Ok(plan.with_drafter(follow, guess, Some(by)))
 }
 
 /// The full name of a tensor of the layer.
@@ -98,23 +85,4 @@ fn join(b: &mut Builder<'_>, rows: BufferId, x: BufferId) -> Result<()> {
         &[2 * wide, wide],
         x,
     )
-}
-
-/// The ops up to the last that stores keys and values, those alone that they come from.
-fn stored(ops: Vec<Op>) -> Vec<Op> {
-    let mut wanted = HashSet::new();
-    let mut kept = Vec::new();
-    for op in ops.into_iter().rev() {
-        let signature = op.signature();
-        let stores = signature.cache.is_some_and(|cache| cache.access.writes());
-        if stores || signature.outputs().any(|out| wanted.contains(&out)) {
-            signature.overwritten().for_each(|out| {
-                wanted.remove(&out);
-            });
-            wanted.extend(signature.inputs());
-            kept.push(op);
-        }
-    }
-    kept.reverse();
-    kept
 }

@@ -501,6 +501,20 @@ pub trait Backend: Send {
         Err(no_drafter())
     }
 
+    /// Whether steps that guess nothing leave what guesses behind, since it goes by tokens alone:
+    /// [`Backend::follow`] lets it catch up.
+    fn lags(&self) -> bool {
+        false
+    }
+
+    /// Has what guesses follow parts of texts that are in their pages already.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    fn follow(&mut self, _parts: Vec<Part<'_>>) -> Result<()> {
+        Err(no_drafter())
+    }
+
     /// Refuses drafts that no step can verify: of `rows` rows together with the tokens drawn last.
     ///
     /// # Errors

@@ -377,6 +377,7 @@ impl Executor {
                     drafted: 0,
                     rounds: 0,
                     accepted: 0,
+                    followed: None,
                     save,
                 }))
             }
@@ -661,6 +662,10 @@ impl Executor {
 
     /// Sends the last piece and frees the slot.
     fn end(&mut self, mut active: Active, end: End, piece: Piece) -> Result<()> {
+        if self.backend.lags() {
+            active.catch_up(&mut *self.backend)?;
+            self.gate.interrupt();
+        }
         let known = active.known();
         // Where the device ended it, no step that was launched ahead has read more.
         if matches!(end, End::Length(_) | End::Stop(StoppedBy::Token(_))) {

@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::arch;
 use crate::backend::cpu::{self, CpuBackend};
 use crate::backend::cuda::driver::context::Context;
 use crate::backend::cuda::run::card::LoadTimes;
@@ -22,7 +21,7 @@ use crate::backend::cuda::{CardsBackend, CudaBackend};
 use crate::backend::{
     none_on, Backend, Inspect, Limits, LogitsPath, RunnerOptions, SharedStats, Windows,
 };
-use crate::config::{Config, PoolingType};
+use crate::config::PoolingType;
 use crate::error::{Error, Result};
 use crate::grammar::{Constraint, Grammars};
 use crate::pages::BlockManager;
@@ -36,6 +35,7 @@ mod checks;
 mod constrain;
 mod dense;
 pub mod device;
+mod drafts;
 mod embedding;
 mod executor;
 mod gate;
@@ -590,11 +590,11 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
         quant::check_kv_on_card(options.kv_type()?)?;
     }
     reporter.at("open", 0, 0)?;
-    let model = Arc::new(Model::open(path)?);
-    let speculate = options.speculate.on(&device)?;
-    let (config, plan) = plan_of(&model, speculate)?;
+    let mut model = Model::open(path)?;
+    let speculate = options.drafts_by().on(&device)?;
+    let (config, plan, mut n_ctx) = drafts::plan_of(&mut model, options, speculate)?;
+    let model = Arc::new(model);
     model.check_data(plan.weights.iter().map(|w| w.name.as_str()))?;
-    let mut n_ctx = options.context(config.n_ctx_train)?;
     if plan.looks_ahead() && device != Device::Cpu {
         n_ctx = context_of_texts(options, n_ctx)?;
     }
@@ -606,7 +606,8 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
     let mut backend: Box<dyn Backend> = match device {
         Device::Cpu => {
             let needs = cpu::needs(&plan, &runner)?;
-            memory::check(&plan, &needs, &runner, &memory::Room::here())?;
+            let room = memory::check(&plan, &needs, &runner, &memory::Room::here());
+            room.map_err(|e| drafts::with_share(e, &plan))?;
             read_ahead(&model, &plan, reporter)?;
             Box::new(CpuBackend::new(plan, model.clone(), &runner)?)
         }
@@ -619,7 +620,8 @@ fn load(path: &Path, options: &Options, reporter: &Reporter) -> Result<Parts> {
             let (info, free) = (&cards[0].info, free.unwrap_or_default());
             let own = memory::own(&plan, numbers);
             let may_shrink = options.n_ctx.is_none();
-            let runner = fit(info, &own, &*model, &runner, may_shrink, free)?;
+            let runner = fit(info, &own, &*model, &runner, may_shrink, free)
+                .map_err(|e| drafts::with_share(e, &plan))?;
             let told = |stage: String, done, total| reporter.at(stage, done, total);
             let (backend, times, unkept): (Box<dyn Backend>, _, _) = match numbers[..] {
                 [number] => {
@@ -683,9 +685,8 @@ pub fn compile_kernels(
     progress: &dyn Fn(u64, u64) -> Result<()>,
 ) -> Result<(usize, usize)> {
     options.validate()?;
-    let model = Model::open(path)?;
-    let (config, plan) = plan_of(&model, options.speculate)?;
-    let n_ctx = options.context(config.n_ctx_train)?;
+    let mut model = Model::open(path)?;
+    let (_, plan, n_ctx) = drafts::plan_of(&mut model, options, options.drafts_by())?;
     let runner = runner(options, &plan, n_ctx)?;
     let variants = offline::variants(arch, &plan, &model, &runner)?;
     let fresh = offline::compile(arch, &variants, &options.nvrtc_folders, progress)?;
@@ -715,27 +716,6 @@ pub fn check_sums(device: &str, nvrtc_folders: &[PathBuf], sums: u64) -> Result<
 fn graphs_of(backend: &mut dyn Backend) -> Result<&mut dyn Inspect> {
     let device = backend.limits().device.clone();
     backend.inspect().ok_or_else(|| none_on(&device))
-}
-
-fn plan_of(model: &Model, speculate: Speculate) -> Result<(Config, Arc<Plan>)> {
-    // First: other architectures have other keys.
-    arch::find(Config::architecture(&model.gguf)?)?;
-    let config = model.config()?;
-    let mut plan = arch::plan(&config)?;
-    if speculate != Speculate::Off {
-        plan = arch::with_drafter(&config, plan)?;
-    }
-    if let (Speculate::Mtp(_), None) = (speculate, &plan.drafter) {
-        return Err(Error::Argument {
-            name: "speculate",
-            value: "mtp".into(),
-            reason: format!(
-                "this file of a {} model has no layer that drafts: use auto, off, or another file",
-                config.arch
-            ),
-        });
-    }
-    Ok((config, Arc::new(plan)))
 }
 
 /// Tokens of a prompt that layers with windows have pages for at once, at least: as many as a CPU is

@@ -74,6 +74,8 @@ pub struct Options {
     pub prefill_chunk: Option<usize>,
     pub graph: GraphOptions,
     pub speculate: Speculate,
+    /// The file of a model that drafts.
+    pub draft: Option<PathBuf>,
     /// Whether keys and values of tokens that a prompt begins with are kept and found again.
     pub prefix_cache: bool,
     /// Bytes of the host's memory for those that are evicted from the device, and for states; none: 8 GiB, but at
@@ -100,6 +102,7 @@ impl Default for Options {
             prefill_chunk: None,
             graph: GraphOptions::default(),
             speculate: Speculate::Auto,
+            draft: None,
             prefix_cache: true,
             prefix_host_bytes: None,
             cache_dir: None,
@@ -114,8 +117,11 @@ impl Default for Options {
 pub enum Speculate {
     /// Nothing but what requests ask for.
     Off,
-    /// The model's own layer for that, where the file has one, as far as it pays.
+    /// A draft model where one is given, else the model's own layer for that, where the file has one, as
+    /// far as it pays.
     Auto,
+    /// The draft model, which must be given; so many tokens a round, or as many as pay.
+    Draft(Option<usize>),
     /// That layer, of a file that must have one; so many tokens a round, or as many as pay.
     Mtp(Option<usize>),
 }
@@ -126,35 +132,47 @@ impl Speculate {
     /// # Errors
     /// [`Error::Argument`] where it was asked for.
     pub fn on(self, device: &Device) -> Result<Self> {
+        let (value, other) = match self {
+            Self::Mtp(_) => ("mtp", "auto, off,"),
+            _ => ("draft", "off"),
+        };
         match (self, device) {
-            (Self::Mtp(_), Device::Cuda(cards)) if cards.len() > 1 => Err(Error::Argument {
-                name: "speculate",
-                value: "mtp".into(),
-                reason: format!(
-                    "{} cards draft nothing: use auto, off, or one card",
-                    cards.len()
-                ),
-            }),
+            (Self::Mtp(_) | Self::Draft(_), Device::Cuda(cards)) if cards.len() > 1 => {
+                let n = cards.len();
+                Err(Error::Argument {
+                    name: "speculate",
+                    value: value.into(),
+                    reason: format!("{n} cards draft nothing: use {other} or one card"),
+                })
+            }
             (_, Device::Cuda(cards)) if cards.len() > 1 => Ok(Self::Off),
             _ => Ok(self),
         }
     }
 
-    /// By its name: `off`, `auto`, `mtp` or `mtp:N`.
+    /// By its name: `off`, `auto`, `mtp`, `mtp:N`, `draft` or `draft:N`.
     ///
     /// # Errors
     /// [`Error::Argument`].
     pub fn new(name: &str) -> Result<Self> {
-        let drafted = name.strip_prefix("mtp:").map(str::parse);
-        match (name, drafted) {
-            ("off", _) => Ok(Self::Off),
-            ("auto", _) => Ok(Self::Auto),
-            ("mtp", _) => Ok(Self::Mtp(None)),
-            (_, Some(Ok(n @ 1..=MOST_GUESSED))) => Ok(Self::Mtp(Some(n))),
+        let (by, drafted) = match name.split_once(':') {
+            Some((by, drafted)) => (by, Some(drafted.parse())),
+            None => (name, None),
+        };
+        match (by, drafted) {
+            ("off", None) => Ok(Self::Off),
+            ("auto", None) => Ok(Self::Auto),
+            ("mtp", None) => Ok(Self::Mtp(None)),
+            ("draft", None) => Ok(Self::Draft(None)),
+            ("mtp", Some(Ok(n @ 1..=MOST_GUESSED))) => Ok(Self::Mtp(Some(n))),
+            ("draft", Some(Ok(n @ 1..=MOST_GUESSED))) => Ok(Self::Draft(Some(n))),
             _ => Err(Error::Argument {
                 name: "speculate",
                 value: name.into(),
-                reason: format!("must be auto, off, mtp, or mtp:1 to mtp:{MOST_GUESSED}"),
+                reason: format!(
+                    "must be auto, off, mtp, draft, or mtp:1 to mtp:{MOST_GUESSED}, draft:1 to \
+                     draft:{MOST_GUESSED}"
+                ),
             }),
         }
     }
@@ -162,7 +180,7 @@ impl Speculate {
     /// Tokens a round, where that is said.
     pub fn fixed(self) -> Option<usize> {
         match self {
-            Self::Mtp(drafted) => drafted,
+            Self::Mtp(drafted) | Self::Draft(drafted) => drafted,
             Self::Off | Self::Auto => None,
         }
     }
@@ -235,6 +253,14 @@ impl Options {
     /// [`Error::Argument`] lists the types.
     pub fn kv_type(&self) -> Result<&'static QuantType> {
         quant::kv_by_name(&self.kv_type)
+    }
+
+    /// What drafts: a draft model that is given, where nothing else is said.
+    pub fn drafts_by(&self) -> Speculate {
+        match (self.speculate, &self.draft) {
+            (Speculate::Auto, Some(_)) => Speculate::Draft(None),
+            (by, _) => by,
+        }
     }
 
     /// The context for a model trained for `trained` tokens.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{KvShape, Ngram, Norm, Op, Share};
+use super::{Drafter, KvShape, Ngram, Norm, Op, Share};
 use crate::error::{Error, Result};
 use crate::quant::{self, QuantType};
 
@@ -109,7 +109,7 @@ fn type_by_name<'de, D: serde::Deserializer<'de>>(d: D) -> Result<&'static Quant
     quant::by_name(&String::deserialize(d)?).map_err(serde::de::Error::custom)
 }
 
-/// Angles of the rotary embedding: `position * inv_freq[i] / factors[i]`; cosine and sine are
+/// Angles of the rotary embedding: `(position + ahead) * inv_freq[i] / factors[i]`; cosine and sine are
 /// multiplied by `scale` (YaRN's attention factor) and by what `temperature` says of the position, all
 /// in float64.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -122,6 +122,8 @@ pub struct RopeTable {
     pub temperature: Option<Temperature>,
     #[serde(default)]
     pub long: Option<LongFactors>,
+    #[serde(default)]
+    pub ahead: u32,
 }
 
 /// Divisors in the place of `factors` where a context may have more than so many tokens (LongRoPE,
@@ -212,22 +214,6 @@ impl Hidden {
             eps: norm.eps,
         })
     }
-}
-
-/// What guesses tokens behind the next one: a layer behind the model's own, with keys and values of its
-/// own (multi-token prediction, <https://arxiv.org/abs/2412.19437>, section 2.2). Its plans have the
-/// model's buffers, weights and layers by the same ids.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Drafter {
-    /// Behind a pass, over its rows and of each the token that follows it: stores what its layer keeps of
-    /// them.
-    pub follow: Plan,
-    /// The logits of the token behind one more.
-    pub guess: Plan,
-    /// `[rows, n_embd]` of `follow`: the rows of the pass under the model's last norm.
-    pub rows: BufferId,
-    /// `[rows, n_embd]` of `guess`: one of those, in its place then what the next guess goes by.
-    pub hidden: BufferId,
 }
 
 /// A model, or a piece of one.

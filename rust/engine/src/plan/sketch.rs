@@ -21,6 +21,7 @@ pub fn angles(half: usize) -> Vec<RopeTable> {
         scale: 1.0,
         temperature: None,
         long: None,
+        ahead: 0,
     }]
 }
 

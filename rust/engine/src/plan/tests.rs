@@ -1,5 +1,6 @@
 //! What is said of each op, and that a plan's checks and listings go by it.
 
+use super::drafter::Offsets;
 use super::signature::{Over, Role};
 use super::{
     BufferId, Gating, Groups, KvShape, Norm, Op, Plan, RopeStyle, RopeTable, Rows, TableRow,
@@ -39,6 +40,7 @@ fn plan(ops: Vec<Op>) -> Plan {
             scale: 1.0,
             temperature: None,
             long: None,
+            ahead: 0,
         }],
         kv: vec![KvShape::new(2, 16); 3],
         logits: WANTED,
@@ -556,6 +558,26 @@ fn each_op_says_what_it_reads_and_writes() {
         assert_eq!(cache, case.cache, "{op:?}");
         assert_eq!(op.listed(&plan).to_string(), case.listed);
         assert!(op.fits(&plan), "{op:?}");
+    }
+}
+
+#[test]
+fn ids_move_with_their_plan() {
+    let by = Offsets {
+        buffers: 10,
+        weights: 20,
+        ropes: 30,
+        layers: 40,
+    };
+    for case in CASES {
+        let (mut op, mut wanted) = (case.op.clone(), case.op.signature());
+        op.shift(&by);
+        let buffers = wanted.buffers.iter_mut().map(|b| &mut b.id);
+        buffers.chain(&mut wanted.routes).for_each(|id| id.0 += 10);
+        wanted.weights.iter_mut().for_each(|w| w.id.0 += 20);
+        wanted.rotation.iter_mut().for_each(|r| r.table += 30);
+        wanted.cache.iter_mut().for_each(|c| c.layer += 40);
+        assert_eq!(op.signature(), wanted, "{:?}", case.op);
     }
 }
 

@@ -510,6 +510,7 @@ fn with_rope(head_dim: usize) -> Plan {
             scale: 1.0,
             temperature: None,
             long: None,
+            ahead: 0,
         }],
         logits: BufferId(0),
         ..Plan::default()

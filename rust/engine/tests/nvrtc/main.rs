@@ -171,11 +171,15 @@ fn kernels(number: u32) -> HashSet<Variant> {
     for (n_vocab, verifies) in [(32_003, false), (151_936, false), (151_936, true)] {
         kernels.insert(sample::variant(n_vocab, 4096, verifies));
     }
-    let drafts = Launches {
-        n_vocab: 151_936,
-        n_embd: 5120,
-    };
-    kernels.insert(drafts.variant());
+    for n_embd in [0, 5120] {
+        let drafts = Launches {
+            n_vocab: 151_936,
+            n_tokens: 151_936,
+            n_embd,
+            moves: true,
+        };
+        kernels.insert(drafts.variant());
+    }
     kernels.insert(exact_sums::variant());
     kernels.extend(peaks::variants());
     kernels

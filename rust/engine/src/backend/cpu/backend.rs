@@ -29,6 +29,8 @@ pub struct CpuBackend {
     queued: bool,
     /// The rows of a step that stopped before its draw, and the slots of it that failed.
     undrawn: Option<(Vec<Rows>, Vec<usize>)>,
+    /// Whether the round that runs is of guesses.
+    guesses: bool,
     sampling: Duration,
     /// Of a pass.
     most_rows: usize,
@@ -203,6 +205,7 @@ impl CpuBackend {
             events: Vec::new(),
             queued: false,
             undrawn: None,
+            guesses: false,
             sampling: Duration::ZERO,
             most_rows,
         })
@@ -328,7 +331,7 @@ impl CpuBackend {
     fn decode_rows(&mut self, rows: &[Rows]) -> Result<Vec<usize>> {
         let (failed, with_draft) = self.compute_rows(rows)?;
         self.draw_rows(rows, &failed);
-        self.follow(rows)?;
+        self.follow_step(rows)?;
         Ok(with_draft)
     }
 
@@ -414,7 +417,7 @@ impl CpuBackend {
             self.sequence(own.slot)?.position = own.position + own.tokens.len();
         }
         self.draw_rows(&rows, &failed);
-        self.follow(&rows)?;
+        self.follow_rows(&rows)?;
         Ok(refused)
     }
 }
@@ -554,7 +557,7 @@ impl Backend for CpuBackend {
         if let Some((rows, failed)) = self.undrawn.take() {
             self.queued = true;
             self.draw_rows(&rows, &failed);
-            self.follow(&rows)?;
+            self.follow_step(&rows)?;
         }
         Ok(())
     }
@@ -580,7 +583,18 @@ impl Backend for CpuBackend {
 
     fn decode_guessed(&mut self, tokens: usize) -> Result<()> {
         let drafts = self.guess(tokens)?;
-        self.decode_drafted(&drafts)
+        self.guesses = true;
+        let done = self.decode_drafted(&drafts);
+        self.guesses = false;
+        done
+    }
+
+    fn lags(&self) -> bool {
+        self.lags()
+    }
+
+    fn follow(&mut self, parts: Vec<Part<'_>>) -> Result<()> {
+        self.follow_parts(parts)
     }
 
     fn row_cost(&self) -> f32 {

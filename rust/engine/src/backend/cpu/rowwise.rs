@@ -243,8 +243,9 @@ impl CosSin {
         reserve(&mut self.cos_sin, n, "the angles of the rows")?;
         self.cos_sin.extend(positions.iter().flat_map(|position| {
             let scale = table.scale_at(*position);
+            let at = f64::from(*position) + f64::from(table.ahead);
             inv_freq.iter().map(move |f| {
-                let (sin, cos) = (f64::from(*position) * f).sin_cos();
+                let (sin, cos) = (at * f).sin_cos();
                 ((cos * scale) as f32, (sin * scale) as f32)
             })
         }));

@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, LogitsPath, STEPS_AHEAD};
+use crate::backend::{Backend, LogitsPath, Part, STEPS_AHEAD};
 use crate::engine::constrain::Constrained;
 use crate::engine::lookup::Lookup;
 use crate::engine::pooling::Embedding;
@@ -81,8 +81,21 @@ pub struct Generation {
     pub accepted: usize,
     /// Steps that verified such.
     pub rounds: usize,
+    /// How many tokens what drafts has followed, where steps have left it behind.
+    pub followed: Option<usize>,
     /// Who wants the keys and values of the prompt.
     pub save: Option<Sender<Result<Content>>>,
+}
+
+/// A part of a text that what drafts was left behind in.
+pub fn behind(slot: usize, tokens: &[u32], start: usize) -> Part<'_> {
+    Part {
+        slot,
+        tokens,
+        start,
+        last: false,
+        next: None,
+    }
 }
 
 impl Active {
@@ -112,8 +125,28 @@ impl Active {
         }
     }
 
+    /// Tokens that what drafts was left behind in, and the position of the first; not again.
+    pub fn left_behind(&mut self) -> Option<(Vec<u32>, usize)> {
+        let Task::Generate(g) = &mut self.task else {
+            return None;
+        };
+        let from = g.followed.take()?;
+        let tokens = self.known().get(from..)?.to_vec();
+        (!tokens.is_empty()).then_some((tokens, from))
+    }
+
+    /// Lets what drafts catch up before others find the keys and values.
+    pub fn catch_up(&mut self, backend: &mut dyn Backend) -> Result<()> {
+        let slot = self.sequence.slot();
+        match self.left_behind().filter(|_| !self.preempted) {
+            Some((tokens, start)) => backend.follow(vec![behind(slot, &tokens, start)]),
+            None => Ok(()),
+        }
+    }
+
     /// Ends its sequence, whose keys and values serve others.
-    pub fn close(self, backend: &mut dyn Backend) -> Result<()> {
+    pub fn close(mut self, backend: &mut dyn Backend) -> Result<()> {
+        self.catch_up(backend)?;
         let known = self.known();
         self.sequence.close(backend, &known)
     }

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::active::behind;
 use super::{Active, Executor, Task};
 use crate::backend::{Draft, LogitsPath, Part, TextPart, ROUND_ROWS, STEPS_AHEAD};
 use crate::engine::constrain::all_allowed;
@@ -354,6 +355,7 @@ impl Executor {
             self.guesses = false;
             self.gate.interrupt();
             self.constrain_round(&mut drafts)?;
+            self.leave_behind();
             if let Err(e) = self.backend.decode_drafted(&drafts) {
                 return self.fail_decoding(&e);
             }
@@ -369,7 +371,11 @@ impl Executor {
     fn queue_step(&mut self) -> Result<()> {
         let drafted = self.guessed_tokens()?;
         match drafted {
-            0 => self.backend.decode(),
+            _ if !self.decodes() => Ok(()),
+            0 => {
+                self.leave_behind();
+                self.backend.decode()
+            }
             n => {
                 self.guesses = true;
                 self.backend.decode_guessed(n)
@@ -383,33 +389,82 @@ impl Executor {
         if !self.gate.drafts() {
             return Ok(0);
         }
-        let decoding = self.active.iter_mut().flatten().filter(|a| a.decodes());
-        let mut longest = 0;
-        let mut sequences = Vec::new();
+        let decoding = self.active.iter().flatten().filter(|a| a.decodes());
+        let (mut longest, mut n) = (0, 0);
         for active in decoding {
             if let Task::Generate(g) = &active.task {
                 if g.constrained.is_some() {
                     self.gate.interrupt();
                     return Ok(0);
                 }
-                let tokens = g.request.prompt.len() + g.drawn.len();
-                let left = g.request.max_tokens.saturating_sub(g.drawn.len());
-                longest = longest.max(tokens);
-                sequences.push((&mut active.sequence, tokens, left));
+                longest = longest.max(g.request.prompt.len() + g.drawn.len());
+                n += 1;
             }
         }
-        let n = sequences.len();
-        let mut drafted = self.gate.choose(n, longest);
-        for (sequence, tokens, left) in sequences {
-            let rows = STEPS_AHEAD * (1 + drafted);
-            let wanted = tokens + rows.min(left);
-            sequence.grow(&mut *self.backend, wanted)?;
-            if sequence.capacity() < wanted {
-                drafted = 0;
-            }
+        let drafted = self.gate.choose(n, longest);
+        let mut drafted = self.grow_for(drafted)?;
+        if drafted > 0 && self.catch_up()? {
+            // Steps that were queued have taken some of that room.
+            drafted = self.grow_for(drafted)?;
         }
         self.gate.queue(n, longest, drafted, Instant::now());
         Ok(drafted)
+    }
+
+    /// Has pages for rounds of so many drafted tokens, or of none where there are not enough. Which it is.
+    fn grow_for(&mut self, mut drafted: usize) -> Result<usize> {
+        for active in self.active.iter_mut().flatten().filter(|a| a.decodes()) {
+            if let Task::Generate(g) = &active.task {
+                let tokens = g.request.prompt.len() + g.drawn.len();
+                let left = g.request.max_tokens.saturating_sub(g.drawn.len());
+                let wanted = tokens + (STEPS_AHEAD * (1 + drafted)).min(left);
+                active.sequence.grow(&mut *self.backend, wanted)?;
+                if active.sequence.capacity() < wanted {
+                    drafted = 0;
+                }
+            }
+        }
+        Ok(drafted)
+    }
+
+    /// Notes that a step leaves what drafts behind, where it goes by tokens alone.
+    fn leave_behind(&mut self) {
+        if !self.backend.lags() {
+            return;
+        }
+        for active in self.active.iter_mut().flatten().filter(|a| a.decodes()) {
+            if let Task::Generate(g) = &mut active.task {
+                // What was drawn last is not fed, and steps that were launched ahead are not known.
+                let fed = (g.request.prompt.len() + g.drawn.len()).saturating_sub(1);
+                g.followed.get_or_insert(fed);
+            }
+        }
+    }
+
+    /// Lets what drafts catch up with all that decode, once it is known what they have read. Says whether it
+    /// was behind.
+    fn catch_up(&mut self) -> Result<bool> {
+        let is_behind = |a: &Active| match &a.task {
+            Task::Generate(g) => a.decodes() && g.followed.is_some(),
+            _ => false,
+        };
+        if !self.active.iter().flatten().any(is_behind) {
+            return Ok(false);
+        }
+        while self.decodes() && !self.backend.is_settled() {
+            self.deliver(true)?;
+        }
+        let mut left = Vec::new();
+        for active in self.active.iter_mut().flatten().filter(|a| a.decodes()) {
+            let slot = active.sequence.slot();
+            left.extend(active.left_behind().map(|(tokens, at)| (slot, tokens, at)));
+        }
+        let parts = left
+            .iter()
+            .map(|(slot, tokens, at)| behind(*slot, tokens, *at));
+        self.backend.follow(parts.collect())?;
+        self.gate.interrupt();
+        Ok(true)
     }
 
     /// Has the pages that layers with a window need for the steps that may be queued now.

@@ -3,6 +3,7 @@ use std::collections::HashMap;
 use std::sync::Barrier;
 
 use super::*;
+use crate::arch;
 use crate::backend::{Draft, Event, Finish, Kind, SlotRequest};
 use crate::gguf::{Array, Value};
 use crate::pages::Salt;

@@ -74,7 +74,7 @@ static DRAFT: Source =
 constants! {
     /// draft.cu
     struct DraftVariant in DRAFT {
-        n_vocab: uint32_t, n_embd: uint32_t, threads: uint32_t,
+        n_vocab: uint32_t, n_tokens: uint32_t, n_embd: uint32_t, moves: bool, threads: uint32_t,
     }
 }
 
@@ -84,11 +84,17 @@ const THREADS: usize = 256;
 pub const MOST_BLOCKS: usize = 64;
 const BLOCK: usize = 4096;
 
-/// The launches of the kernels around a drafter of so many tokens and numbers of a row.
+/// The launches of the kernels around a drafter.
 #[derive(Debug, Clone, Copy)]
 pub struct Launches {
+    /// Logits of a row.
     pub n_vocab: usize,
+    /// Those of them that are of tokens of the model.
+    pub n_tokens: usize,
+    /// Numbers of the rows that it goes by; 0 where it goes by tokens alone.
     pub n_embd: usize,
+    /// Whether a guess stands behind the one before.
+    pub moves: bool,
 }
 
 impl Launches {
@@ -96,7 +102,9 @@ impl Launches {
     pub fn variant(&self) -> Variant {
         DraftVariant {
             n_vocab: self.n_vocab,
+            n_tokens: self.n_tokens,
             n_embd: self.n_embd,
+            moves: self.moves,
             threads: THREADS,
         }
         .into()
@@ -122,8 +130,8 @@ impl Launches {
 
     /// Takes the largest logits of `n` sequences.
     pub fn next(&self, n: usize, params: &Next) -> Spec {
-        let blocks = self.n_vocab.div_ceil(BLOCK).min(MOST_BLOCKS);
-        self.spec("draft_next", [blocks, n], 4 * n * self.n_vocab, params)
+        let blocks = self.n_tokens.div_ceil(BLOCK).min(MOST_BLOCKS);
+        self.spec("draft_next", [blocks, n], 4 * n * self.n_tokens, params)
     }
 
     /// Finds the tokens that follow the rows of a step or round.

@@ -359,6 +359,14 @@ impl Backend for CudaBackend {
         self.queue_guessed(tokens)
     }
 
+    fn lags(&self) -> bool {
+        self.decoder.drafts.as_ref().is_some_and(|d| d.lags)
+    }
+
+    fn follow(&mut self, parts: Vec<Part<'_>>) -> Result<()> {
+        self.follow_parts(parts.into())
+    }
+
     fn row_cost(&self) -> f32 {
         // Up to eight rows read the weights once; what is left is attention and the draw.
         0.1

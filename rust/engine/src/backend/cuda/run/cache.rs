@@ -31,6 +31,8 @@ pub enum Purpose {
     Guessed { drafted: usize },
     /// A chunk of prompts, the last `steps` rows a step beside them; it draws from `wanted` rows.
     Chunk { wanted: usize, steps: usize },
+    /// Rows that a drafter was left behind in.
+    Follow,
     /// A part of a prompt, for the logits of all rows.
     Logits,
     /// A chunk of a text, for the hidden states of all rows.
@@ -87,6 +89,7 @@ impl Key {
                 format!("the round of {rows} sequences that drafts {drafted} tokens of each")
             }
             Purpose::Chunk { .. } => format!("a prompt's chunk of {rows} rows"),
+            Purpose::Follow => format!("{rows} rows that a drafter follows"),
             Purpose::Logits => format!("a pass for the logits of {rows} rows"),
             Purpose::Hidden => format!("a text's chunk of {rows} rows for hidden states"),
             Purpose::Forced => "the step that logits are forced through".into(),

@@ -136,8 +136,9 @@ fn cos_sin(
     let inv_freq = table.frequencies(factors.as_deref());
     let pairs = (0..n_ctx).into_par_iter().flat_map_iter(|position| {
         let scale = table.scale_at(position as u32);
+        let at = (position + table.ahead as usize) as f64;
         inv_freq.iter().flat_map(move |f| {
-            let (sin, cos) = (position as f64 * f).sin_cos();
+            let (sin, cos) = (at * f).sin_cos();
             [(cos * scale) as f32, (sin * scale) as f32]
         })
     });
@@ -196,10 +197,7 @@ impl Card {
         let unheard = HostBuffer::new(context, 8 * options.n_slots)?;
         let own = fused.first().map_or(&[][..], |(fused, _)| &fused.list);
         // What ails a drafter's numbers is nobody's.
-        let own_layers = match plan.drafter {
-            Some(_) => plan.kv.len().saturating_sub(1),
-            None => plan.kv.len(),
-        };
+        let own_layers = plan.own_layers();
         let view = |layer| {
             let view = kv.view(layer, overflow::storing(own, layer), overflows.address());
             match layer < own_layers {

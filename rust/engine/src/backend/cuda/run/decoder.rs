@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::cache::{Cache, Key, Purpose, MOST_LISTS, WARM_UPS};
 use super::capture::capture_failure;
 use super::card::Card;
-use super::drafts::Drafts;
+use super::drafts::{Drafts, OFTEN_GUESSED};
 use super::ready::{Ready, Way};
 use super::ring::Ring;
 use super::rows::RowBuffers;
@@ -72,7 +72,7 @@ impl Decoder {
         rows.out_rows.write(0, &in_order, &card.stream)?;
         let drafter = card.plan().drafter.as_ref();
         let most = [max_rows, max_out];
-        let drafts = drafter.map(|d| Drafts::new(context, &card, d, n_slots, most, options.n_ctx));
+        let drafts = drafter.map(|d| Drafts::new(context, &card, d, most, options));
         Ok(Self {
             drafts: drafts.transpose()?,
             lists: Cache::new(MOST_LISTS),
@@ -127,7 +127,7 @@ impl Decoder {
                 };
                 let mut specs = match key.purpose {
                     Purpose::Draw => Vec::new(),
-                    _ => self.card.specs(&Pass::step(rows, inputs))?,
+                    _ => self.followed(&Pass::step(rows, inputs), false)?,
                 };
                 if key.purpose != Purpose::Undrawn {
                     specs.extend(self.draw_specs(rows, inputs.state_slots, None));
@@ -135,16 +135,16 @@ impl Decoder {
                 }
                 Ok(specs)
             }
-            Purpose::Round => self.round_specs(rows),
+            Purpose::Round => self.round_specs(rows, false),
             Purpose::Guessed { drafted } => {
                 let (card, state) = (&self.card, self.sampling.state_address());
                 let drafts = self.drafts.as_ref().ok_or_else(no_drafter)?;
                 let mut specs = drafts.guesses(card, state, rows, drafted, &given)?;
-                specs.extend(self.round_specs(rows * (1 + drafted))?);
+                specs.extend(self.round_specs(rows * (1 + drafted), true)?);
                 Ok(specs)
             }
             Purpose::Chunk { wanted, steps } => {
-                let mut specs = self.card.specs(&prefill(wanted, steps))?;
+                let mut specs = self.followed(&prefill(wanted, steps), true)?;
                 if wanted > 0 {
                     specs.extend(self.draw_specs(wanted, given.state_slots, None));
                 }
@@ -153,6 +153,10 @@ impl Decoder {
                     specs.extend(drafts.behind_prompts(card, state, [rows, wanted], &given)?);
                 }
                 Ok(specs)
+            }
+            Purpose::Follow => {
+                let drafts = self.drafts.as_ref().ok_or_else(no_drafter)?;
+                drafts.beside(&self.card, &prefill(0, 0))
             }
             Purpose::Logits => self.card.specs(&prefill(rows, 0)),
             Purpose::Hidden => self.card.specs(&Pass {
@@ -167,13 +171,38 @@ impl Decoder {
         }
     }
 
+    /// A pass, and what a drafter does that goes by its tokens, unless it may be left behind.
+    fn followed(&self, pass: &Pass, must: bool) -> Result<Vec<Spec>> {
+        let mut specs = self.card.specs(pass)?;
+        if let Some(drafts) = self.drafts.as_ref().filter(|d| must || !d.lags) {
+            specs.extend(drafts.beside(&self.card, pass)?);
+        }
+        Ok(specs)
+    }
+
+    /// What a draft model runs: over chunks of these sizes, and in rounds of one sequence.
+    ///
+    /// # Errors
+    /// As [`Decoder::specs`].
+    pub fn draft_specs(&self, sizes: impl Iterator<Item = usize>, way: Way) -> Result<Vec<Spec>> {
+        if !self.drafts.as_ref().is_some_and(Drafts::goes_by_tokens) {
+            return Ok(Vec::new());
+        }
+        let chunks = sizes.map(|rows| (Purpose::Follow, rows));
+        let rounds = (1..=OFTEN_GUESSED).map(|drafted| (Purpose::Guessed { drafted }, 1));
+        let keys = chunks.chain(rounds);
+        let specs = keys.map(|(purpose, rows)| self.specs(Key { purpose, way, rows }));
+        Ok(specs.collect::<Result<Vec<_>>>()?.concat())
+    }
+
     /// A round of these rows, by the inputs that the host gives or what a drafter has guessed.
-    fn round_specs(&self, rows: usize) -> Result<Vec<Spec>> {
+    fn round_specs(&self, rows: usize, guessed: bool) -> Result<Vec<Spec>> {
         let given = self.card.rows.inputs();
-        let mut specs = self.card.specs(&Pass {
+        let pass = Pass {
             path: Path::Round,
             ..Pass::step(rows, given)
-        })?;
+        };
+        let mut specs = self.followed(&pass, guessed)?;
         let drafted = Drafted {
             tokens: given.tokens,
             positions: given.positions,

@@ -12,8 +12,12 @@ use crate::backend::cuda::lower::drafting::{
     Begin, DraftRows, Drawn, Keep, Launches, Next, MOST_BLOCKS,
 };
 use crate::backend::cuda::lower::lowering::{Inputs, Pass, Path};
+use crate::backend::RunnerOptions;
 use crate::error::Result;
 use crate::plan::Drafter;
+
+/// Tokens that are guessed in most rounds, at most: kernels for further ones are compiled when they are.
+pub const OFTEN_GUESSED: usize = 3;
 
 /// Of a row that no sequence keeps.
 const NONE: u32 = u32::MAX;
@@ -22,12 +26,14 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug)]
 pub struct Drafts {
     launches: Launches,
-    /// Where follow leaves its rows, and what guess goes by and gives.
-    rows: u64,
+    /// Where follow leaves its rows, and what guess goes by, of a drafter that goes by rows.
+    rows: Option<u64>,
     hidden: u64,
     logits: u64,
     n_slots: usize,
     n_ctx: usize,
+    /// As [`crate::backend::Backend::lags`].
+    pub lags: bool,
     /// `[max_rows]` u32: of each row of a pass the token that follows it, and the slot that keeps it.
     next: DeviceBuffer,
     keeps: DeviceBuffer,
@@ -53,20 +59,29 @@ impl Drafts {
         context: &Arc<Context>,
         card: &Card,
         drafter: &Drafter,
-        n_slots: usize,
         [max_rows, max_out]: [usize; 2],
-        n_ctx: usize,
+        options: &RunnerOptions,
     ) -> Result<Self> {
+        let n_slots = options.n_slots;
         let plan = card.plan();
-        let (n_vocab, n_embd) = (plan.n_vocab(), plan.buffer(drafter.hidden).width);
+        let n_vocab = plan.buffer(drafter.guess.logits).width;
+        let n_embd = drafter.by.map_or(0, |by| plan.buffer(by.hidden).width);
+        let address = |id| card.buffer(id).address();
         let words = |n: usize| DeviceBuffer::new(context, 4 * n);
         let drafts = Self {
-            launches: Launches { n_vocab, n_embd },
-            rows: card.buffer(drafter.rows).address(),
-            hidden: card.buffer(drafter.hidden).address(),
-            logits: card.buffer(drafter.guess.logits).address(),
+            launches: Launches {
+                n_vocab,
+                n_tokens: n_vocab.min(plan.n_vocab()),
+                n_embd,
+                moves: drafter.by.is_none_or(|by| by.moves),
+            },
+            rows: drafter.by.map(|by| address(by.rows)),
+            hidden: drafter.by.map_or(0, |by| address(by.hidden)),
+            logits: address(drafter.guess.logits),
             n_slots,
-            n_ctx,
+            n_ctx: options.n_ctx,
+            // Pages of layers that see a window may be gone by the time that it catches up.
+            lags: drafter.by.is_none() && options.windows.is_none(),
             next: words(max_rows)?,
             keeps: words(max_rows)?,
             kept: words(n_slots * n_embd)?,
@@ -82,6 +97,11 @@ impl Drafts {
         drafts.kept.fill(0, &card.stream)?;
         drafts.tickets.fill(0, &card.stream)?;
         Ok(drafts)
+    }
+
+    /// Whether it goes by tokens alone.
+    pub fn goes_by_tokens(&self) -> bool {
+        self.rows.is_none()
     }
 
     /// Sets the sequences of the next rounds, by slot; further ones up to `rows` are none.
@@ -172,7 +192,18 @@ impl Drafts {
         Ok(specs)
     }
 
-    /// What comes behind the draw of a step or round of these rows.
+    /// What comes behind a pass, before any draw, where the drafter goes by tokens alone: the same rows.
+    ///
+    /// # Errors
+    /// As [`Card::specs`].
+    pub fn beside(&self, card: &Card, pass: &Pass) -> Result<Vec<Spec>> {
+        match self.rows {
+            Some(_) => Ok(Vec::new()),
+            None => card.drafter_specs(DrafterPart::Follow, &Pass { out: 0, ..*pass }),
+        }
+    }
+
+    /// What comes behind the draw of a step or round of these rows, where the drafter goes by rows.
     ///
     /// # Errors
     /// As [`Card::specs`].
@@ -196,7 +227,7 @@ impl Drafts {
         self.follow(card, rows, given, Some(first))
     }
 
-    /// What comes behind a pass over prompts, `wanted` rows of which were drawn from.
+    /// The same behind a pass over prompts, `wanted` rows of which were drawn from.
     ///
     /// # Errors
     /// As [`Card::specs`].
@@ -228,6 +259,9 @@ impl Drafts {
         given: &Inputs,
         first: Option<Spec>,
     ) -> Result<Vec<Spec>> {
+        let Some(kept_from) = self.rows else {
+            return Ok(Vec::new());
+        };
         let pass = Pass {
             rows,
             out: 0,
@@ -245,7 +279,7 @@ impl Drafts {
         specs.push(self.launches.keep(
             rows,
             &Keep {
-                rows: self.rows,
+                rows: kept_from,
                 keeps: self.keeps.address(),
                 kept: self.kept.address(),
             },

@@ -213,6 +213,8 @@ impl Chunks {
                 specs.extend(decoder.card.specs(&Pass { path, ..pass })?);
             }
         }
+        let sizes = self.sizes_for(n_ctx);
+        specs.extend(decoder.draft_specs(sizes, self.way)?);
         Ok(specs)
     }
 

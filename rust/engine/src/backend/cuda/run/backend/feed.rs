@@ -2,7 +2,7 @@
 
 use super::{CudaBackend, Decoder, Key, Purpose, Round};
 use crate::backend::cuda::run::rows::Rows;
-use crate::backend::parts::{known, no_step_beside, Part};
+use crate::backend::parts::{known, no_step_beside, Part, Rest};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 
@@ -39,6 +39,31 @@ impl CudaBackend {
                 .filter_map(|slot| Some((slot, card.take_overflow(slot, u64::MAX)?))),
         );
         Ok(failed)
+    }
+
+    /// [`Backend::follow`].
+    pub(super) fn follow_parts(&mut self, mut rest: Rest<'_>) -> Result<()> {
+        while !rest.is_empty() {
+            let (parts, rows) = self.chunks.next(&mut rest, 0);
+            let mut all = Rows::default();
+            for part in &parts {
+                all.push(part.slot, part.tokens, part.start, 0);
+            }
+            all.pad(rows);
+            // In stream order: rounds that are queued have made up theirs.
+            let card = &self.decoder.card;
+            card.rows.write(&all, &card.stream)?;
+            self.decoder.run(Key {
+                purpose: Purpose::Follow,
+                way: self.chunks.way,
+                rows,
+            })?;
+        }
+        // The time of rounds behind it is their own.
+        match self.is_settled() {
+            true => self.decoder.card.settle(),
+            false => Ok(()),
+        }
     }
 
     /// Queues a pass of `rows` rows over parts of prompts, and beside them a step of `rounds`.
