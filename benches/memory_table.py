@@ -60,6 +60,7 @@ MODELS = [
     ("Seed-OSS 36B", "seed-oss-36b", "Q4_K_M"),
     ("EXAONE 4.0 32B", "exaone-4.0-32b", "Q4_K_M"),
     ("Qwen3-Next 80B-A3B", "qwen3-next-80b-a3b", "Q4_K_M"),
+    ("Qwen3.8-Flash-Next", "qwen3.8-flash-next", "Q4_K_M"),
     ("GLM-4.5-Air", "glm-4.5-air", "Q4_K_M"),
     ("DeepSeek-R1 671B", "deepseek-r1", "Q4_K_M"),
 ]

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 ALIGNMENT = 32
 
-_U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+_U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _U64 = 4, 5, 6, 7, 8, 9, 10
 #: struct code of each fixed-size metadata type.
 _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
@@ -62,6 +62,12 @@ def i32s(values: Iterable[int]) -> bytes:
     """An encoded array of signed integers."""
     items = list(values)
     return struct.pack(f"<IIQ{len(items)}i", _ARRAY, _I32, len(items), *items)
+
+
+def u64s(values: Iterable[int]) -> bytes:
+    """An encoded array of unsigned integers of 64 bits."""
+    items = list(values)
+    return struct.pack(f"<IIQ{len(items)}Q", _ARRAY, _U64, len(items), *items)
 
 
 def f32s(values: Iterable[float]) -> bytes:

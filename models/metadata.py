@@ -93,6 +93,8 @@ def metadata(shape: Shape, mix: str) -> dict[str, bytes]:
             # Sections of the rotation, in pairs; text turns all of them alike.
             f"{a}.rope.dimension_sections": gguf_io.i32s(_sections(shape)),
         }
+    if shape.streams:
+        out |= _streams(shape)
     if mamba2 := shape.mamba2:
         out |= _states(a, mamba2, "d_state", "n_group", "n_head")
     if shape.n_latent:
@@ -147,6 +149,39 @@ def _gemma4(shape: Shape) -> dict[str, bytes]:
     if shape.n_embd_backbone:
         out["embedding_length_out"] = gguf_io.u32(shape.n_embd_backbone)
         out["nextn_predict_layers"] = gguf_io.u32(shape.n_layer)
+    return {f"{shape.arch}.{key}": value for key, value in out.items()}
+
+
+def _streams(shape: Shape) -> dict[str, bytes]:
+    """Keys of hyper-connections, of the choice of blocks, and of embeddings of n-grams."""
+    of, grams = shape.streams, shape.ngrams
+    layers = range(shape.n_layer)
+    out = {
+        "hyper_connection.count": gguf_io.u32(of["count"]),
+        "hyper_connection.low_rank": gguf_io.u32(of["rank"]),
+        "attention.indexer.head_count": gguf_io.u32(of["index_heads"]),
+        "attention.indexer.key_length": gguf_io.u32(of["index_dim"]),
+        "attention.indexer.top_k": gguf_io.u32(of["top_k"]),
+        "attention.compress_ratios": gguf_io.i32s(
+            of["ratio"] if shape.attends(layer) else 0 for layer in layers
+        ),
+    }
+    if grams:
+        rows = shape.ngram_rows()
+        first = [sum(rows[:head]) for head in range(len(rows))]
+        # Odd, and such that a token's product has no more than 63 bits.
+        spread = [(0x9E3779B97F4A7C15 * (j + 1)) % 2**64 >> 20 | 1 for j in range(grams["size"])]
+        out |= {
+            "ple.layers": gguf_io.i32s([grams["layer"]]),
+            "ple.ngram_size": gguf_io.u32(grams["size"]),
+            "ple.heads_per_ngram": gguf_io.u32(grams["heads"]),
+            "ple.conv_kernel": gguf_io.u32(grams["conv"]),
+            "ple.eos_token_id": gguf_io.u32(grams["eos"]),
+            "ple.layer_multipliers": gguf_io.u64s(spread),
+            "ple.head_offsets": gguf_io.u64s(first),
+            "ple.head_vocab_sizes": gguf_io.u64s(rows),
+            "embedding_length_per_layer_input": gguf_io.u32(grams["width"]),
+        }
     return {f"{shape.arch}.{key}": value for key, value in out.items()}
 
 

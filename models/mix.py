@@ -53,7 +53,7 @@ def type_of(shape: Shape, mix: str, name: str, cols: int, block_elems: Mapping[s
     )
     if stays or not name.endswith(".weight"):
         return "F32"
-    if name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight")):
+    if name.endswith(("ssm_conv1d.weight", "shortconv.conv.weight", "ple_conv1d.weight")):
         return "F32"
     layer = int(name.split(".")[1]) if name.startswith("blk.") else None
     if mix in MIXES:

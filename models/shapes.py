@@ -55,6 +55,13 @@ class Shape:
     #: convolution, heads, numbers of a head, groups, numbers of the state of each.
     mamba2: dict[str, int] = field(default_factory=dict)
     feed: tuple[int, ...] = ()
+    #: Streams in the place of rows and their norms (hyper-connections): how many, the width of what
+    #: their gates are made of; and of the choice of blocks that attention sees: heads and their
+    #: width, tokens that are chosen, and tokens of a block.
+    streams: dict[str, int] = field(default_factory=dict)
+    #: Embeddings of n-grams: the layer that adds them, tokens of the longest, heads of each length,
+    #: numbers of a row, rows of a head at least, and taps of the convolution.
+    ngrams: dict[str, int] = field(default_factory=dict)
     #: Layers behind the others that guess further tokens.
     n_layer_nextn: int = 0
 
@@ -177,8 +184,15 @@ class Shape:
         out.append(("token_embd.weight", (self.n_embd, self.n_vocab)))
         if self.pooling == "rank":
             out.append(("cls.output.weight", (self.n_embd, 2)))
-        last_norm = "token_embd_norm" if self.conv else "output_norm"
-        out.append((f"{last_norm}.weight", (self.n_embd,)))
+        if self.streams:
+            out += self._streams("output_hc", False)
+        else:
+            last_norm = "token_embd_norm" if self.conv else "output_norm"
+            out.append((f"{last_norm}.weight", (self.n_embd,)))
+        if self.ngrams:
+            end = sum(self.ngram_rows())
+            rows = -(-end // 128) * 128
+            out.append(("per_layer_token_embd.weight", (self.ngrams["width"], rows)))
         if self.arch.startswith("gemma4"):
             return out + self._gemma4()
         if self.rope_scaling.get("type") == "llama3":
@@ -193,6 +207,10 @@ class Shape:
             block: list[tuple[str, tuple[int, ...]]] = []
             if self.pre_norms:
                 block += [("attn_norm.weight", (self.n_embd,))]
+            if self.streams:
+                block += self._streams("hc_attn") + self._streams("hc_ffn")
+            if self.ngrams and layer == self.ngrams["layer"]:
+                block += self._ngrams()
             if self.ff(layer) and self.is_nemotron_h:
                 out += [(f"blk.{layer}.{name}", shape) for name, shape in block + self._squares()]
                 continue
@@ -216,6 +234,14 @@ class Shape:
                     widths = (q, kv) if self.qk_norm_whole else (self.head_dim, self.head_dim)
                     names = ("attn_q_norm.weight", "attn_k_norm.weight")
                     block += [(name, (n,)) for name, n in zip(names, widths, strict=True)]
+                if self.streams:
+                    wide, d = self.streams["index_heads"], self.streams["index_dim"]
+                    block += [
+                        ("indexer.q_proj.weight", (self.n_embd, wide * d)),
+                        ("indexer.k_proj.weight", (self.n_embd, d)),
+                        ("indexer.q_norm.weight", (d,)),
+                        ("indexer.k_norm.weight", (d,)),
+                    ]
             if self.is_nemotron_h:
                 out += [(f"blk.{layer}.{name}", shape) for name, shape in block]
                 continue
@@ -268,6 +294,38 @@ class Shape:
                 block += _scales(block)
             out += [(f"blk.{layer}.{name}", shape) for name, shape in block]
         return out
+
+    def _streams(self, name: str, injects: bool = True) -> list[tuple[str, tuple[int, ...]]]:
+        """The tensors between the streams and a block, or the head."""
+        n, rank = self.streams["count"], self.streams["rank"]
+        wide = n * self.n_embd
+        out: list[tuple[str, tuple[int, ...]]] = [
+            (f"{name}_norm.weight", (wide,)),
+            (f"{name}_down.weight", (wide, rank)),
+            (f"{name}_up.weight", (rank, wide)),
+        ]
+        return [*out, (f"{name}_inject.weight", (wide, n))] if injects else out
+
+    def ngram_rows(self) -> list[int]:
+        """Rows of each head of n-grams: primes, so that no two hashes are alike."""
+        rows: list[int] = []
+        at = self.ngrams["rows"]
+        while len(rows) < (self.ngrams["size"] - 1) * self.ngrams["heads"]:
+            if all(at % d for d in range(2, math.isqrt(at) + 1)):
+                rows.append(at)
+            at += 1
+        return rows
+
+    def _ngrams(self) -> list[tuple[str, tuple[int, ...]]]:
+        """The tensors of the layer that adds embeddings of n-grams."""
+        n, wide = self.n_embd, self.streams["count"] * self.n_embd
+        rows = len(self.ngram_rows()) * self.ngrams["width"]
+        return [
+            ("ple_key.weight", (rows, wide)),
+            ("ple_value.weight", (rows, n)),
+            *((f"ple_norm_{name}.weight", (wide,)) for name in ("key", "query", "conv")),
+            ("ple_conv1d.weight", (self.ngrams["conv"], wide)),
+        ]
 
     def _latent(self) -> list[tuple[str, tuple[int, ...]]]:
         """The tensors of attention over latent rows."""

@@ -62,6 +62,8 @@ ADDED = {
     "out_proj",
     "proj",
     "ffn_latent_up",
+    "ple_value",
+    "ple_conv1d",
 }
 
 
@@ -296,7 +298,7 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
     if part == "inp_gate":
         return 1.0 / (STREAM * shape.embedding_factor * math.sqrt(cols))
     if part == "per_layer_token_embd":
-        return 1.0 / math.sqrt(shape.n_embd_layer)
+        return 1.0 / math.sqrt(shape.n_embd_layer or 1)
     share = 1.0 if shape.post_norms else _share(shape)
     # What the scores of attention are multiplied by, where it is not 1 / sqrt(head_dim).
     scale = (shape.attention_scale or shape.head_dim**-0.5) * math.sqrt(shape.head_dim)
@@ -318,6 +320,13 @@ def deviation(shape: Shape, name: str, cols: int) -> float:
         gain |= {"attn_qkv": sharp, "attn_output": share / sharp}
     # Between them stand a product of two numbers, three factors near 1 each, and another product.
     gain["out_proj"] = share / math.sqrt(shape.conv or 1)
+    if shape.streams:
+        # A gate is made of numbers that are twice as large (`_vector`), divided by the number of
+        # streams, through silu; it has a deviation of 2, and what injects of 1.
+        n = shape.streams["count"] / 2
+        for name in ("hc_attn", "hc_ffn", "output_hc"):
+            gain |= {f"{name}_down": n, f"{name}_up": 2 / 0.6, f"{name}_inject": n}
+        gain |= {"ple_value": share, "ple_conv1d": share}
     if shape.sinks:
         # A clamped SwiGLU gives more, as it adds 1 to one factor.
         gain |= {"ffn_gate_exps": 0.7, "ffn_up_exps": 0.7, "ffn_down": share / 0.8}
@@ -362,6 +371,8 @@ def _vector(shape: Shape, name: str, n: int, rng: np.random.Generator) -> NDArra
         return noise * np.float32(0.1 if "attn_v" in name else 0.5)
     # Each head's own norm sets how sharp attention is, as q's and k's deviations do elsewhere.
     middle = 1.5 if "attn_q_norm" in name or "attn_k_norm" in name else 1.0
+    # A block reads about half of a stream.
+    middle = 2.0 if "hc_" in name else middle
     # Gemma 4's scores are multiplied by nothing.
     if shape.arch.startswith("gemma4") and ("attn_q_norm" in name or "attn_k_norm" in name):
         middle /= n**0.25

@@ -120,6 +120,7 @@ SHAPES = (
     "tiny-granite-hybrid",
     "tiny-deepseek2",
     "odd-deepseek2-96",
+    "tiny-qwen4exp",
 )
 
 
@@ -182,6 +183,8 @@ CASES = [
     # Its values are in its keys, which its heads share; experts are in groups.
     ("tiny-deepseek2", {"kv_type": "i16"}),
     ("odd-deepseek2-96", {"kv_type": "q8_0"}),
+    # Streams side by side, and rows of n-grams.
+    ("tiny-qwen4exp", {"kv_type": "i16"}),
 ]
 
 

@@ -56,7 +56,9 @@ def test_lookups_draw_what_steps_draw(on_card: Any, kv_type: str) -> None:
     judge(on_card(ROUNDS, kv_type=kv_type))
 
 
-@pytest.mark.parametrize("shape", ["tiny-qwen35", "tiny-qwen3next", "tiny-lfm2", "tiny-nemotron-h"])
+@pytest.mark.parametrize(
+    "shape", ["tiny-qwen35", "tiny-qwen3next", "tiny-lfm2", "tiny-nemotron-h", "tiny-qwen4exp"]
+)
 def test_states_roll_back(on_card: Any, tmp_path: Path, shape: str) -> None:
     path = tmp_path / "states.gguf"
     synth.write(path, few_layers(shapes.find(shape)), "Q4_K_M", seed=1)

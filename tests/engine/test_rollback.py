@@ -51,7 +51,9 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("shape", ["tiny-qwen35", "tiny-qwen35moe", "tiny-lfm2", "tiny-nemotron-h"])
+@pytest.mark.parametrize(
+    "shape", ["tiny-qwen35", "tiny-qwen35moe", "tiny-lfm2", "tiny-nemotron-h", "tiny-qwen4exp"]
+)
 def test_states_roll_back(tmp_path: Path, shape: str) -> None:
     path = tmp_path / "states.gguf"
     synth.write(path, shapes.find(shape), "Q8_0", seed=1)

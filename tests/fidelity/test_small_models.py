@@ -29,6 +29,7 @@ ARCHITECTURES = (
     *("muse-glimmer", "olmo2", "smollm3", "ernie4_5", "seed_oss", "hunyuan-dense", "glm4"),
     *("exaone4", "glm4moe", "phi3", "cohere2", "command-r", "laguna"),
     *("nemotron_h", "nemotron_h_moe", "granitehybrid", "deepseek2"),
+    "qwen4exp",
 )
 
 #: How near the exact scores of two experts are where caches that round may choose the other; they

@@ -250,8 +250,8 @@ def test_what_cannot_run_is_described_all_the_same(tmp_path: Path) -> None:
         "supported: llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, qwen35moe, qwen3next, "
         "gemma3, gemma4, granite, lfm2, lfm2moe, mistral3, muse-glimmer, olmo2, smollm3, "
         "ernie4_5, seed_oss, hunyuan-dense, glm4, exaone4, glm4moe, phi3, cohere2, "
-        "command-r, laguna, nemotron_h, nemotron_h_moe, granitehybrid, deepseek2, bert, "
-        "nomic-bert, nomic-bert-moe, gemma-embedding" in found["error"]
+        "command-r, laguna, nemotron_h, nemotron_h_moe, granitehybrid, deepseek2, "
+        "qwen4exp, bert, nomic-bert, nomic-bert-moe, gemma-embedding" in found["error"]
     )
     assert found["architecture"] == "gpt2"
     assert found["shape"]["n_layer"] == tiny.N_LAYER

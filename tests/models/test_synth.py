@@ -227,6 +227,8 @@ def test_sizes_of_the_true_shapes() -> None:
         "lfm2-8b-a1b": 8.34,
         "ministral-3-8b": 8.49,
         "qwen3-next-80b-a3b": 79.67,
+        # 125 and 51 billion in the table of n-grams.
+        "qwen3.8-flash-next": 176.94,
         "glm-4-9b": 9.400,
         "exaone-4.0-32b": 32.00,
         "command-r7b": 8.028,

@@ -3,12 +3,12 @@
 A mutant is a row of a TOML file beside this one: what the `bug` is; the tests that must be
 `red`, each of pytest or a cargo command; and the `edits` that make it, text that stands once in
 its file and the text in its place. Mutants of the interpreter (`cpu.toml`) are judged by the
-CPU, those of kernels (`kernels.toml`, `experts.toml`, `mamba2.toml`, `warpgroups.toml`) and of
-the card's host code (`card.toml`) by the simulator, those of what knows no backend
-(`AS_THEY_ARE`) by their tests as they are. Every run checks that the text is still there, and
-that the simulator finds some of the kernels' bugs: it compiles the changed sources, nothing is
-built. The rest builds the native module for each mutant, about half a minute, and so is asked
-for:
+CPU, those of kernels (`kernels.toml`, `experts.toml`, `mamba2.toml`, `streams.toml`,
+`warpgroups.toml`) and of the card's host code (`card.toml`) by the simulator, those of what knows
+no backend (`AS_THEY_ARE`) by their tests as they are. Every run checks that the text is still
+there, and that the simulator finds some of the kernels' bugs: it compiles the changed sources,
+nothing is built. The rest builds the native module for each mutant, about half a minute, and so is
+asked for:
 
     ONEGRAPH_MUTANTS=1 pytest tests/mutants
 """

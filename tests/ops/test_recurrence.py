@@ -27,6 +27,7 @@ class Convolution:
     bias: bool = False
     #: Values of a row before and behind those that are convolved.
     around: tuple[int, int] = (0, 0)
+    dilation: int = 1
 
     @property
     def width(self) -> int:
@@ -47,11 +48,13 @@ class Convolution:
             more["bias"] = plan.vector("bias", normal(self.channels, seed=8))
         if any(self.around):
             more["part"] = {"first": self.around[0], "of": self.width}
+        if self.dilation > 1:
+            more["dilation"] = self.dilation
         plan.op(
             "gated_conv" if self.gates else "short_conv",
             x=x,
             weight=plan.vector("w", weight.reshape(-1)),
-            state=plan.state("conv", (self.taps - 1) * self.channels),
+            state=plan.state("conv", (self.taps - 1) * self.dilation * self.channels),
             out=out,
             taps=self.taps,
             **more,
@@ -67,9 +70,40 @@ class Convolution:
         if self.gates:
             b, c, u = np.split(x, 3, axis=1)
             return c * causal_convolution(b * u, weight)
-        y = causal_convolution(x[:, self.around[0] :][:, : self.channels], weight)
+        # As of so many taps, of which those between are zero.
+        spread = np.zeros((self.channels, (self.taps - 1) * self.dilation + 1))
+        spread[:, :: self.dilation] = weight
+        y = causal_convolution(x[:, self.around[0] :][:, : self.channels], spread)
         y = y + normal(self.channels, seed=8) * float(self.bias)
         return y * logistic(y) if self.silu else y
+
+
+@dataclass(frozen=True)
+class Recent:
+    """A sequence's last rows, the newest first."""
+
+    width: int
+    n: int
+
+    def plan(self) -> Plan:
+        plan = Plan()
+        plan.op(
+            "ngram",
+            what="recent",
+            x=plan.buffer("x", self.width),
+            state=plan.state("last", (self.n - 1) * self.width),
+            out=plan.buffer("out", self.n * self.width),
+            n=self.n,
+        )
+        return plan
+
+    def inputs(self, n: int, seed: int = 1) -> dict[str, Floats]:
+        return {"x": normal(n, self.width, seed=seed)}
+
+    def exact(self, inputs: dict[str, Floats]) -> np.ndarray:
+        x = np.concatenate([np.zeros((self.n - 1, self.width)), inputs["x"]])
+        rows = [x[self.n - 1 - back : len(x) - back] for back in range(self.n)]
+        return np.concatenate(rows, axis=1)
 
 
 @dataclass(frozen=True)
@@ -209,7 +243,7 @@ class Scan:
         return mamba2.gated(y, rows[:, : self.inner])
 
 
-Op = Convolution | DeltaNet | ConvolvedRule | Scan
+Op = Convolution | DeltaNet | ConvolvedRule | Scan | Recent
 
 OPS: list[Op] = [
     Convolution(512, 4, gates=True),
@@ -238,6 +272,9 @@ OPS: list[Op] = [
     Scan(4, 2, 64, 128),
     Scan(3, 1, 16, 32, taps=2),
     Scan(2, 2, 40, 256),
+    Convolution(264, 4, silu=True, dilation=3),
+    Recent(1, 3),
+    Recent(20, 8),
     ConvolvedRule(DeltaNet(4, 2, 64), 4),
 ]
 over_ops = pytest.mark.parametrize("op", OPS, ids=str)

@@ -40,6 +40,10 @@ def few_layers(shape: Shape) -> Shape:
         return dataclasses.replace(shape, n_layer=2, window_pattern=2)
     if shape.arch == "smollm3":
         return dataclasses.replace(shape, n_layer=4)
+    if shape.ngrams:
+        # Prompts go past what attention chooses.
+        streams = {**shape.streams, "top_k": 16}
+        shape = dataclasses.replace(shape, ngrams={**shape.ngrams, "layer": 0}, streams=streams)
     if shape.delta:
         return dataclasses.replace(shape, n_layer=2, delta={**shape.delta, "interval": 2})
     if shape.conv:

@@ -12,7 +12,7 @@ Architectures: llama (with linear, YaRN and llama3 rotary scaling), qwen2, qwen3
 qwen35, qwen35moe, qwen3next, gpt-oss, gemma3, gemma4, granite, lfm2, lfm2moe, mistral3,
 muse-glimmer, olmo2, smollm3, ernie4_5, seed_oss,
 hunyuan-dense, glm4, exaone4, glm4moe, phi3, cohere2, command-r,
-laguna, nemotron_h, nemotron_h_moe, granitehybrid, deepseek2.
+laguna, nemotron_h, nemotron_h_moe, granitehybrid, deepseek2, qwen4exp.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from support import gemma4, mamba2
+from support import gemma4, mamba2, qwen4exp
 from support.delta_rule import causal_convolution, delta_rule, logistic
 
 Array = NDArray[np.float64]
@@ -45,7 +45,7 @@ INTERLEAVED |= {"granitehybrid"} | NEMOTRON_H
 NEOX = {"qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gpt-oss", "gemma3", "gemma4"}
 NEOX |= {"gemma4-assistant"}
 NEOX |= {"olmo2", "qwen3next", "seed_oss"} | (LFM2 := {"lfm2", "lfm2moe"})
-NEOX |= {"hunyuan-dense", "exaone4", "glm4moe", "phi3", "laguna"}
+NEOX |= {"hunyuan-dense", "exaone4", "glm4moe", "phi3", "laguna", "qwen4exp"}
 
 #: Architectures whose norm before the feed-forward is called after attention.
 NAMED_AFTER = {"qwen35", "qwen35moe", "qwen3next", "gpt-oss", "seed_oss", "glm4moe"}
@@ -163,6 +163,8 @@ class Reference:
 
     def hidden(self, ids: Sequence[int]) -> Array:
         """What the head multiplies after each token: float64 [len(ids), n_embd]."""
+        if self.arch == "qwen4exp":
+            return qwen4exp.hidden(self, ids)
         embedding = self.require("token_embd.weight")
         x = embedding[np.asarray(ids, dtype=np.int64)].astype(np.float64) * self._embedding_factor()
         # Muse Glimmer's rows begin normalized; what its blocks give is by another epsilon.
@@ -172,11 +174,11 @@ class Reference:
         residual = self._granite("residual_scale", 1.0)
         for layer in range(self.n_layer):
             normed = self._norm_before(x, f"blk.{layer}.attn_norm")
-            delta = self._mixer(layer)(layer, normed)
+            delta = self.mixer(layer)(layer, normed)
             # Cohere's blocks stand side by side, under one norm
             # (https://huggingface.co/docs/transformers/model_doc/cohere2).
             if self.arch in COHERE:
-                x = x + delta + self._feed_forward(layer, normed)
+                x = x + delta + self.feed_forward(layer, normed)
                 continue
             if self.arch in NORMED_BEHIND:
                 delta = self.norm(delta, f"blk.{layer}.post_attention_norm", behind)
@@ -184,7 +186,7 @@ class Reference:
             if self.arch in NEMOTRON_H:
                 continue
             norm = "post_attention_norm" if self.arch in NAMED_AFTER else "ffn_norm"
-            delta = self._feed_forward(layer, self._norm_before(x, f"blk.{layer}.{norm}"))
+            delta = self.feed_forward(layer, self._norm_before(x, f"blk.{layer}.{norm}"))
             if self.arch in NORMED_BEHIND:
                 delta = self.norm(delta, f"blk.{layer}.post_ffw_norm", behind)
             x = x + residual * delta
@@ -201,7 +203,7 @@ class Reference:
         x = self.linear(both, f"{nextn}.eh_proj")
         x = x + self._attention(layer, self.norm(x, f"blk.{layer}.attn_norm"))
         norm = "post_attention_norm" if self.arch in NAMED_AFTER else "ffn_norm"
-        x = x + self._feed_forward(layer, self.norm(x, f"blk.{layer}.{norm}"))
+        x = x + self.feed_forward(layer, self.norm(x, f"blk.{layer}.{norm}"))
         own = f"{nextn}.shared_head_norm"
         x = self.norm(x, own if f"{own}.weight" in self._tensors else "output_norm")
         return self.linear(x, "output" if "output.weight" in self._tensors else "token_embd")
@@ -210,16 +212,16 @@ class Reference:
         """OLMo 2 (https://arxiv.org/abs/2501.00656, section 3.2) norms what a block gives alone."""
         return x if self.arch in ("olmo2", "exaone4") else self.norm(x, name)
 
-    def _mixer(self, layer: int) -> Callable[[int, Array], Array]:
+    def mixer(self, layer: int) -> Callable[[int, Array], Array]:
         """What mixes the tokens in a layer."""
         if f"blk.{layer}.ssm_d" in self._tensors:
             return self._mamba2
         if f"blk.{layer}.ssm_a" in self._tensors:
             return self._delta_rule
         if f"blk.{layer}.ffn_up.weight" in self._tensors and self.arch in NEMOTRON_H:
-            return self._feed_forward
+            return self.feed_forward
         if f"blk.{layer}.ffn_up_exps.weight" in self._tensors and self.arch in NEMOTRON_H:
-            return self._feed_forward
+            return self.feed_forward
         if f"blk.{layer}.shortconv.conv.weight" in self._tensors:
             return self._gated_convolution
         return self._latent_attention if self.arch == "deepseek2" else self._attention
@@ -309,6 +311,8 @@ class Reference:
         unseen = np.triu(np.ones((n, n), dtype=bool), 1)
         if self._sees_a_window(layer):
             unseen |= np.tril(np.ones((n, n), dtype=bool), -self.window)
+        if self.arch == "qwen4exp":
+            unseen |= ~qwen4exp.seen(self, layer, x)
         sinks = self.weight(f"blk.{layer}.attn_sinks.weight")
         out = np.empty((n, n_head, d))
         for head in range(n_head):
@@ -393,7 +397,8 @@ class Reference:
             grouped=grouped,
         )
         z = self.linear(x, f"blk.{layer}.attn_gate").reshape(n, heads, d)
-        out = self.norm(out, f"blk.{layer}.ssm_norm") * (z * logistic(z))
+        gate = logistic(z) if self.arch == "qwen4exp" else z * logistic(z)
+        out = self.norm(out, f"blk.{layer}.ssm_norm") * gate
         return self.linear(out.reshape(n, -1), f"blk.{layer}.ssm_out")
 
     def _mamba2(self, layer: int, x: Array) -> Array:
@@ -412,7 +417,7 @@ class Reference:
         normed = normalized(out.reshape(n, groups, -1), self.eps).reshape(n, -1)
         return self.linear(normed * vector("ssm_norm.weight").reshape(-1), f"blk.{layer}.ssm_out")
 
-    def _feed_forward(self, layer: int, x: Array) -> Array:
+    def feed_forward(self, layer: int, x: Array) -> Array:
         if f"blk.{layer}.ffn_gate_inp.weight" in self._tensors:
             return self._experts(layer, x) + self._shared_expert(layer, x)
         up = self.linear(x, f"blk.{layer}.ffn_up")
@@ -557,10 +562,15 @@ class Reference:
             raise KeyError(name)
         return weight
 
-    def _rope(self, x: Array, rope: Rope) -> Array:
+    def rotated(self, x: Array, positions: NDArray[np.int64]) -> Array:
+        """Heads at these positions, rotated by the angles of all layers."""
+        return self._rope(x, self._rope_all, positions)
+
+    def _rope(self, x: Array, rope: Rope, positions: NDArray[np.int64] | None = None) -> Array:
         """Rotates as many numbers of each head as there are angles; x is [n, heads, head_dim]."""
         inv_freq, scale = rope
-        angle = np.arange(len(x))[:, None, None] * inv_freq
+        positions = np.arange(len(x)) if positions is None else positions
+        angle = positions[:, None, None] * inv_freq
         cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
         half = len(inv_freq)
         if self.arch in INTERLEAVED:

@@ -16,7 +16,8 @@
 //
 // variant.cuh: Kv, N_HEAD, N_HEAD_KV, HEAD_DIM, VALUE_DIM, STORED (2: keys and values), WINDOW (tokens that a row sees, 0: all), HAS_SINKS, HEADS
 // (of a block; a group's last may have fewer), TEAMS, MAX_SPLITS, RING (parts in shared memory), SINGLE_ROW (there
-// is one row), BOTH_WAYS (a row's window is around it), NORM_ROPE, VALUES_NORMED, VALUES_ARE_KEYS, and what rotate.cuh needs.
+// is one row), BOTH_WAYS (a row's window is around it), CHOSEN (numbers of a row whose bits are the blocks of RATIO tokens that it
+// sees; 0: it sees all), RATIO, NORM_ROPE, VALUES_NORMED, VALUES_ARE_KEYS, and what rotate.cuh needs.
 #include "kv_fixed.cuh"
 #include "math.cuh"
 #include "variant.cuh"
@@ -79,6 +80,7 @@ struct Params {
     float* partial;
     uint32_t* tickets;  // [m][N_HEAD_KV][PARTS], zero between launches
     const float* sinks; // [N_HEAD]: one more score each, of value 0; or null
+    const float* chosen;  // [m][CHOSEN], or null
     // With NORM_ROPE: [HEAD_DIM] each, [n_ctx][HALF][cos, sin].
     const float* q_weight;
     const float* k_weight;
@@ -153,7 +155,8 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
     SHARED int all_shares[TEAMS][WARPS][TILES * 4];
     // What later teams hand the first, a thread to the one in its place.
     SHARED Sums handed[TEAMS > 1 ? TEAMS - 1 : 1][TEAMS > 1 ? TEAM : 1];
-    SHARED uint32_t pages[PAGES];
+    // With CHOSEN, behind the pages: which blocks of them are seen.
+    SHARED uint32_t pages[CHOSEN ? 2 * PAGES : PAGES];
     SHARED uint64_t arrived[RING];
     SHARED float2 shares_of[HEADS][MAX_SPLITS];
     SHARED float weight_of[HEADS][MAX_SPLITS];
@@ -213,6 +216,11 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
     auto find_page = [&](uint32_t number) {
         const uint32_t token_block = first_token_block + number;
         pages[number % PAGES] = token_block < end_token_block ? kv_page(p.kv, slot, token_block * PAGE_TOKENS) : 0;
+        if constexpr (CHOSEN > 0) {
+            const float* seen = p.chosen + static_cast<uint64_t>(m) * CHOSEN + token_block;
+            const bool is_known = token_block < end_token_block && token_block < CHOSEN;
+            pages[PAGES + number % PAGES] = is_known ? static_cast<uint32_t>(load_relaxed_f32(seen)) : 0;
+        }
     };
     // A team's page of a part, of which keys are even and values odd ones, where both are stored; where it comes
     // from and lies.
@@ -404,7 +412,7 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
             if (h >= heads) continue;
             if (warp == 0 && g == 0) {
                 partial_tops[number * HEADS + h] = sums.is_empty
-                    ? make_float2(0.0f, 0.0f) : make_float2(sums.most[t], sums.weight[t]);
+                    ? make_float2(CHOSEN ? -infinity_f32() : 0.0f, 0.0f) : make_float2(sums.most[t], sums.weight[t]);
             }
 #pragma unroll
             for (uint32_t i = 0; i < WARP_TILES; i++) {
@@ -432,14 +440,17 @@ KERNEL_BOUNDS(attention_fixed, Params, THREADS, MANY_THREADS ? 1 : 2) {
         uint8_t *keys = stage_of(part, team), *values = stage_of(part + STORED - 1, team);
         const uint32_t seen = token_block < end_token_block ? n - token_block * PAGE_TOKENS : 0;
         const uint32_t live = seen < PAGE_TOKENS ? seen : PAGE_TOKENS;
+        const uint32_t blocks_seen = CHOSEN ? pages[(CHOSEN ? PAGES : 0) + (number + team) % PAGES] : 1;
         auto sees = [&](uint32_t at) {
-            return at < live && (WINDOW == 0 || token_block * PAGE_TOKENS + at >= seen_from);
+            const bool is_chosen = CHOSEN == 0 || (blocks_seen >> at / RATIO & 1);
+            return at < live && is_chosen && (WINDOW == 0 || token_block * PAGE_TOKENS + at >= seen_from);
         };
         if (number % (PAGES / 2) == 0 && number > 0 && threadIdx.x < PAGES / 2) {
             find_page(number + PAGES / 2 + threadIdx.x);
         }
         arrive(part, AfterKeys());
-        const bool is_mapped = token_block < end_token_block && pages[(number + team) % PAGES] != 0;
+        const bool is_mapped = token_block < end_token_block && pages[(number + team) % PAGES] != 0 &&
+            blocks_seen != 0;
         // The copy began before the newest token was there.
         const bool patches = has_newest && first_token_block + number + TEAMS >= token_blocks;
         auto put_newest = [&](uint8_t* page, uint32_t is_value) {

@@ -3,22 +3,22 @@
 //   conv_verify  as if all rows did; the inputs of each are kept in the round's memory
 //   conv_commit  brings the state of each slot forward by the rows that count, of all layers alike
 //
-// variant.cuh: CHANNELS, TAPS, SILU, GATES, HAS_BIAS, ROW (values of a row of x), FIRST (the first of those
-// that are convolved).
+// variant.cuh: CHANNELS, TAPS, DILATION, SILU, GATES, RECENT, HAS_BIAS, ROW (values of a row of x), FIRST (the
+// first of those that are convolved).
 #include "kv.cuh"
 #include "math.cuh"
 #include "round.cuh"
 #include "variant.cuh"
 
-constexpr uint32_t KEPT = TAPS - 1;
+constexpr uint32_t KEPT = (TAPS - 1) * DILATION;
 
 struct Verify {
     const float* x;       // [m][ROW]
-    const float* weight;  // [CHANNELS][TAPS]
+    const float* weight;  // [CHANNELS][TAPS], or null: RECENT
     const float* bias;    // [CHANNELS], or null
     const float* state;   // [n_slots][KEPT][CHANNELS], the oldest first
     float* inputs;        // [m][CHANNELS]
-    float* out;           // [m][CHANNELS]
+    float* out;           // [m][CHANNELS], or [m][TAPS][CHANNELS]: RECENT
     const uint32_t* positions;  // [m]
     const uint32_t* slots;      // [m]
     uint32_t n_slots;
@@ -34,8 +34,11 @@ KERNEL(conv_verify, Verify) {
     delay_block();
     const uint64_t at = static_cast<uint64_t>(m) * CHANNELS + c;
     const uint32_t slot = load_relaxed_u32(p.slots + m);
+    // Of RECENT the values of a row are as far apart as its channels are many.
+    float* recent = p.out + static_cast<uint64_t>(m) * TAPS * CHANNELS + c;
     if (slot >= p.n_slots) {
-        p.out[at] = 0.0f;
+        if (!RECENT) p.out[at] = 0.0f;
+        for (uint32_t j = 0; RECENT && j < TAPS; j++) recent[j * CHANNELS] = 0.0f;
         return;
     }
     // Rows of the slot before this one, as far as they matter.
@@ -50,7 +53,7 @@ KERNEL(conv_verify, Verify) {
     float y = HAS_BIAS ? p.bias[c] : 0.0f, newest = 0.0f;
 #pragma unroll
     for (uint32_t j = 0; j < TAPS; j++) {
-        const uint32_t back = KEPT - j;
+        const uint32_t back = KEPT - j * DILATION;
         if (back <= before) {
             newest = input(m - back);
         } else if (begins) {
@@ -60,11 +63,15 @@ KERNEL(conv_verify, Verify) {
             const uint64_t kept = static_cast<uint64_t>(slot) * KEPT + (KEPT - (back - before));
             newest = load_relaxed_f32(p.state + kept * CHANNELS + c);
         }
-        y = fma_rn(p.weight[c * TAPS + j], newest, y);
+        if constexpr (RECENT) {
+            recent[back * CHANNELS] = newest;
+        } else {
+            y = fma_rn(p.weight[c * TAPS + j], newest, y);
+        }
     }
     if (SILU) y = mul_rn(y, sigmoid_f32(y));
     if (GATES) y = mul_rn(y, load_relaxed_f32(p.x + static_cast<uint64_t>(m) * ROW + CHANNELS + c));
-    p.out[at] = y;
+    if (!RECENT) p.out[at] = y;
     p.inputs[at] = newest;
 }
 

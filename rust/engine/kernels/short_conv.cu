@@ -2,25 +2,27 @@
 // came before the rows is in the state of its slot. With gates x[r] has three parts, b, c and u: the
 // convolution is of b * u, and out[r] is c times it.
 //
+// With a DILATION the inputs are so many tokens apart. RECENT: out[r] is these inputs themselves, the newest first.
+//
 // A thread takes a channel of a tile of ROWS rows. A run is the rows of one sequence. The block whose tile
 // a run begins in is the only one that reads the run's state, so it computes the run's first KEPT rows
 // even where they lie in the next tile, and then replaces the state. In a step each row is a run.
 //
-// variant.cuh: CHANNELS, TAPS, SILU, GATES, HAS_BIAS, ROW (values of a row of x), FIRST (the first of those
-// that are convolved), ROWS.
+// variant.cuh: CHANNELS, TAPS, DILATION, SILU, GATES, RECENT, HAS_BIAS, ROW (values of a row of x), FIRST (the
+// first of those that are convolved), ROWS.
 #include "kv.cuh"
 #include "math.cuh"
 #include "variant.cuh"
 
-constexpr uint32_t KEPT = TAPS - 1;
+constexpr uint32_t KEPT = (TAPS - 1) * DILATION;
 static_assert(ROWS == 1 || ROWS >= KEPT, "rows left to the tile before reach no further");
 
 struct Params {
     const float* x;       // [m][ROW]
-    const float* weight;  // [CHANNELS][TAPS]
+    const float* weight;  // [CHANNELS][TAPS], or null: RECENT
     const float* bias;    // [CHANNELS], or null
     float* state;         // [n_slots][KEPT][CHANNELS], the oldest first
-    float* out;           // [m][CHANNELS]
+    float* out;           // [m][CHANNELS], or [m][TAPS][CHANNELS]: RECENT
     const uint32_t* positions;  // [m]
     const uint32_t* slots;      // [m]
     uint32_t n_slots;
@@ -56,10 +58,10 @@ KERNEL(short_conv, Params) {
     const bool is_channel = thread < CHANNELS;
     const uint32_t c = is_channel ? thread : CHANNELS - 1;
     delay_block();
-    float weight[TAPS], last[TAPS];
+    float weight[TAPS], last[KEPT + 1];
     const float bias = HAS_BIAS ? p.bias[c] : 0.0f;
 #pragma unroll
-    for (uint32_t j = 0; j < TAPS; j++) weight[j] = p.weight[c * TAPS + j];
+    for (uint32_t j = 0; j < TAPS; j++) weight[j] = RECENT ? 0.0f : p.weight[c * TAPS + j];
     const uint32_t first = blockIdx.y * ROWS;
     const uint32_t rows = p.m - first < ROWS ? p.m - first : ROWS;
     float in[ROWS];
@@ -89,11 +91,19 @@ KERNEL(short_conv, Params) {
     auto take = [&](uint32_t m, float newest, bool is_other_tiles) {
         last[KEPT] = newest;
         float y = bias;
+        if constexpr (RECENT) {
 #pragma unroll
-        for (uint32_t j = 0; j < TAPS; j++) y = fma_rn(weight[j], last[j], y);
+            for (uint32_t j = 0; j < TAPS; j++) {
+                const uint64_t to = (static_cast<uint64_t>(m) * TAPS + j) * CHANNELS + c;
+                if (is_channel && !is_other_tiles) p.out[to] = slot < p.n_slots ? last[KEPT - j] : 0.0f;
+            }
+        } else {
+#pragma unroll
+            for (uint32_t j = 0; j < TAPS; j++) y = fma_rn(weight[j], last[j * DILATION], y);
+        }
         if (SILU) y = mul_rn(y, sigmoid_f32(y));
         if (GATES) y = mul_rn(y, load_relaxed_f32(p.x + static_cast<uint64_t>(m) * ROW + FIRST + CHANNELS + c));
-        if (is_channel && !is_other_tiles) {
+        if (!RECENT && is_channel && !is_other_tiles) {
             p.out[static_cast<uint64_t>(m) * CHANNELS + c] = slot < p.n_slots ? y : 0.0f;
         }
 #pragma unroll

@@ -6,6 +6,8 @@
 mod delta;
 mod latent;
 mod mamba2;
+mod streams;
+mod window;
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -18,6 +20,7 @@ use crate::quant::QuantType;
 pub use delta::DeltaConfig;
 pub use latent::{ExpertGroups, LatentConfig};
 pub use mamba2::Mamba2Config;
+pub use streams::{ChoiceConfig, NgramConfig, StreamsConfig};
 
 /// Most experts of a layer: more than any published model has, and few enough that a warp chooses
 /// among them.
@@ -230,6 +233,9 @@ pub struct Config {
     pub delta: Option<DeltaConfig>,
     pub latent: Option<LatentConfig>,
     pub mamba2: Option<Mamba2Config>,
+    pub streams: Option<StreamsConfig>,
+    pub choice: Option<ChoiceConfig>,
+    pub ngrams: Option<NgramConfig>,
     /// Tokens that a short convolution sees.
     pub conv_taps: Option<usize>,
     /// The base in layers with a window, where they have one of their own.
@@ -590,6 +596,9 @@ impl Config {
             delta: Self::delta(&keys, n_layer)?,
             latent,
             mamba2: Self::mamba2(&keys)?,
+            streams: Self::streams(&keys)?,
+            choice: Self::choice(&keys, rope_dim)?,
+            ngrams: Self::ngrams(&keys, n_layer)?,
             conv_taps,
             rope_base_window: keys.float("rope.freq_base_swa", bases)?,
             rope_finetuned: gguf.get_bool(&finetuned)?.unwrap_or(true),
@@ -614,58 +623,6 @@ impl Config {
             experts,
             tensors,
         })
-    }
-
-    /// Keys of layers with a window end in `_swa`.
-    fn local(keys: &Keys<'_>) -> Result<Local> {
-        let even = |key: &str, least: usize| {
-            let n = keys.uint(key, least..=1024)?;
-            match n.filter(|n| n.checked_rem(2) != Some(0)) {
-                Some(odd) => Err(out_of_range(
-                    format!("{}.{key}", keys.arch),
-                    odd,
-                    "an even number",
-                )),
-                None => Ok(n),
-            }
-        };
-        let head_dim = even("attention.key_length_swa", 2)?;
-        let value_dim = even("attention.value_length_swa", 2)?;
-        if let Some(odd) = value_dim.filter(|value_dim| Some(*value_dim) != head_dim) {
-            return Err(out_of_range(
-                format!("{}.attention.value_length_swa", keys.arch),
-                odd,
-                "the width of the keys, attention.key_length_swa; others are not supported",
-            ));
-        }
-        Ok(Local {
-            head_dim,
-            rope_dim: even("rope.dimension_count_swa", 2)?,
-        })
-    }
-
-    fn window(keys: &Keys<'_>, n_layer: usize) -> Result<Option<Window>> {
-        const PATTERN: &str = "attention.sliding_window_pattern";
-        // 0 stands for none.
-        let tokens = keys.uint("attention.sliding_window", 0..=1 << 30)?;
-        let Some(tokens) = tokens.filter(|n| *n > 0) else {
-            return Ok(None);
-        };
-        let key = format!("{}.{PATTERN}", keys.arch);
-        let layers = match keys.gguf.get(&key) {
-            Some(Value::Array(Array::Bool(each))) if each.len() == n_layer => {
-                WindowLayers::Each(each.clone())
-            }
-            Some(value @ Value::Array(_)) => {
-                let expected = format!("a number, or {n_layer} bools, one a layer");
-                return Err(out_of_range(key, value.describe(), expected));
-            }
-            _ => match keys.uint(PATTERN, 0..=1024)? {
-                Some(period) => WindowLayers::Period(period),
-                None => WindowLayers::Unsaid,
-            },
-        };
-        Ok(Some(Window { tokens, layers }))
     }
 
     fn experts(keys: &Keys<'_>, n_layer: usize, n_ff: usize) -> Result<Option<Experts>> {

@@ -507,7 +507,7 @@ fn per_token(
     for op in plan.ops.iter().map(Op::signature) {
         for used in &op.weights {
             match used.role {
-                Role::Lookup => {
+                Role::Lookup | Role::Hashed { .. } => {
                     looked_up.insert(used.id);
                 }
                 Role::Matrix => {
@@ -528,6 +528,7 @@ fn per_token(
                 | Role::Selection
                 | Role::Taps(_)
                 | Role::PerHead
+                | Role::OfHead
                 | Role::Factor
                 | Role::PerExpert => {}
             }

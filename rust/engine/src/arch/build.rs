@@ -1,15 +1,18 @@
 //! What architectures write plans with: shape-checked weights, tables of angles, and the blocks that
 //! decoder-only transformers share. A page of this folder puts them in the order of its model.
 
+mod choice;
 mod experts;
+mod streams;
 
 pub use experts::{Choice, Router};
+pub use streams::Streamed;
 
 use crate::config::{Config, RopeScaling};
 use crate::error::{Error, Result};
 use crate::plan::{
-    Buffer, BufferId, KvShape, LongFactors, Norm, Op, Plan, RopeStyle, RopeTable, Rows, StateId,
-    Temperature, Weight, WeightId,
+    Buffer, BufferId, Chosen, KvShape, LongFactors, Norm, Op, Plan, RopeStyle, RopeTable, Rows,
+    StateId, Temperature, Weight, WeightId,
 };
 
 /// Rows of the vocabulary; also the last matrix where a model ties both.
@@ -42,6 +45,8 @@ pub struct Scores {
     pub sinks: Option<WeightId>,
     /// Whether a row sees none behind it.
     pub causal: bool,
+    /// The blocks of tokens that it sees, where not all.
+    pub chosen: Option<Chosen>,
 }
 
 impl Heads {
@@ -52,6 +57,7 @@ impl Heads {
             window: None,
             sinks: None,
             causal: true,
+            chosen: None,
         }
     }
 }
@@ -86,10 +92,15 @@ impl<'a> Builder<'a> {
 
     /// A buffer of a row for each of the batch, by its name and width: layers in turn share it.
     pub fn buffer(&mut self, name: &str, width: usize) -> BufferId {
-        let alike = |b: &Buffer| b.name == name && b.width == width && b.rows == Rows::Batch;
+        self.buffer_over(name, width, Rows::Batch)
+    }
+
+    /// The same of other rows.
+    fn buffer_over(&mut self, name: &str, width: usize, rows: Rows) -> BufferId {
+        let alike = |b: &Buffer| b.name == name && b.width == width && b.rows == rows;
         match self.plan.buffers.iter().position(alike) {
             Some(at) => BufferId(at),
-            None => self.plan.add_buffer(name, width, Rows::Batch),
+            None => self.plan.add_buffer(name, width, rows),
         }
     }
 
@@ -350,6 +361,7 @@ impl<'a> Builder<'a> {
             window: scores.window,
             sinks: scores.sinks,
             causal: scores.causal,
+            chosen: scores.chosen,
         });
         out
     }
@@ -565,7 +577,7 @@ impl<'a> Builder<'a> {
     }
 
     /// The norm of rows before a block of a layer, where it has one.
-    fn norm_before(&mut self, layer: usize, name: Option<&str>) -> Result<Option<Norm>> {
+    pub fn norm_before(&mut self, layer: usize, name: Option<&str>) -> Result<Option<Norm>> {
         let n_embd = self.config.n_embd;
         name.map(|name| self.norm(&format!("blk.{layer}.{name}.weight"), n_embd))
             .transpose()

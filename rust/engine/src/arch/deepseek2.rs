@@ -25,7 +25,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
     let mut b = Builder::new(config);
     let c = config;
     let router = c.experts.map(|experts| Router {
-        norm: "ffn_norm",
+        norm: Some("ffn_norm"),
         activation: |[gate, up, out]| Op::SwiGlu { gate, up, out },
         experts: Experts {
             n_ff_shared: Some(experts.n_ff * experts.n_shared),

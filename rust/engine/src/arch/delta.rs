@@ -1,8 +1,8 @@
 //! The layers that Qwen3.5's families share: of the gated delta rule, and of attention whose output
 //! has a gate. State and shapes as in Qwen3-Next (<https://qwenlm.github.io/blog/qwen3_next/>).
 
-use super::build::{Builder, Heads};
-use crate::config::{Config, DeltaConfig};
+use super::build::{Builder, Heads, Scores};
+use crate::config::{ChoiceConfig, Config, DeltaConfig};
 use crate::error::{Error, Result};
 use crate::plan::{BufferId, Op, RopeStyle};
 
@@ -13,6 +13,12 @@ pub struct Mixer<'a> {
     grouped: bool,
     /// Angles of the layers that attend.
     table: usize,
+    /// The norm of what a layer reads, where it has one.
+    norm: Option<&'static str>,
+    /// How layers that attend choose the blocks of tokens that they see, where not all.
+    choice: Option<ChoiceConfig>,
+    /// What a gate lets through of the rule's heads.
+    let_through: fn([BufferId; 3]) -> Op,
 }
 
 impl<'a> Mixer<'a> {
@@ -33,17 +39,34 @@ impl<'a> Mixer<'a> {
             delta,
             grouped,
             table,
+            norm: Some("attn_norm"),
+            choice: c.choice,
+            let_through: |[gate, up, out]| Op::SwiGlu { gate, up, out },
         })
+    }
+
+    /// The same where what a layer reads needs no norm, and the gate of the rule is logistic.
+    pub fn between_streams(self) -> Self {
+        Self {
+            norm: None,
+            let_through: |[gate, x, out]| Op::SigmoidMul { x, gate, out },
+            ..self
+        }
     }
 
     /// Adds to `x` what its layer makes of it, by the rule or by attention.
     pub fn add(&self, b: &mut Builder<'_>, layer: usize, x: BufferId) -> Result<()> {
-        let out = match self.delta.is_recurrent.get(layer) {
-            Some(true) => self.recurrent(b, layer, x)?,
-            _ => self.attention(b, layer, x)?,
-        };
+        let out = self.mix(b, layer, x)?;
         b.add(out, x);
         Ok(())
+    }
+
+    /// What a layer makes of `x`.
+    pub fn mix(&self, b: &mut Builder<'_>, layer: usize, x: BufferId) -> Result<BufferId> {
+        match self.delta.is_recurrent.get(layer) {
+            Some(true) => self.recurrent(b, layer, x),
+            _ => self.attention(b, layer, x),
+        }
     }
 
     /// Attention of queries that came with a gate each, normalized and rotated; its output times the
@@ -51,8 +74,11 @@ impl<'a> Mixer<'a> {
     fn attention(&self, b: &mut Builder<'_>, layer: usize, x: BufferId) -> Result<BufferId> {
         let c = b.config;
         let n_q = c.n_head * c.head_dim;
+        let chosen = self.choice.as_ref();
+        let chosen = chosen.map(|of| b.choose_blocks(layer, x, of, self.table));
+        let chosen = chosen.transpose()?;
         // A head of queries and its gate, head by head.
-        let both = b.heads(layer, x, 2 * c.n_head, b.kv())?;
+        let both = b.heads_under(layer, self.norm, x, 2 * c.n_head, b.kv())?;
         let (q, gate) = (b.buffer("queries", n_q), b.buffer("q_gates", n_q));
         for (out, first) in [(q, 0), (gate, c.head_dim)] {
             b.push(Op::Slice {
@@ -71,11 +97,15 @@ impl<'a> Mixer<'a> {
         b.norm_heads(layer, heads)?;
         b.rotate(heads, self.table, RopeStyle::Halves);
         let let_through = |[x, gate, out]: [BufferId; 3]| Op::SigmoidMul { x, gate, out };
-        b.attend_gated(layer, heads, heads.scores(), gate, let_through)
+        let scores = Scores {
+            chosen,
+            ..heads.scores()
+        };
+        b.attend_gated(layer, heads, scores, gate, let_through)
     }
 
     /// The gated delta rule over a short convolution of queries, keys and values; its heads,
-    /// normalized, times `silu(z)`.
+    /// normalized, through a gate that `z` makes.
     fn recurrent(&self, b: &mut Builder<'_>, layer: usize, x: BufferId) -> Result<BufferId> {
         let DeltaConfig {
             conv_kernel: taps,
@@ -90,7 +120,7 @@ impl<'a> Mixer<'a> {
         let (mixed, qkv) = (b.buffer("mixed", channels), b.buffer("qkv", channels));
         let (z, heads) = (b.buffer("z", n_v), b.buffer("rule", n_v));
         let (alpha, beta) = (b.buffer("alpha", n_head_v), b.buffer("beta", n_head_v));
-        let norm = Some(b.norm(&format!("blk.{layer}.attn_norm.weight"), n_embd)?);
+        let norm = b.norm_before(layer, self.norm)?;
         b.product(x, norm, layer, "attn_qkv", &[n_embd, channels], mixed)?;
         b.product(x, norm, layer, "attn_gate", &[n_embd, n_v], z)?;
         if self.grouped {
@@ -121,6 +151,7 @@ impl<'a> Mixer<'a> {
             taps,
             silu: true,
             part: None,
+            dilation: 1,
         });
         let a = b.weight(&format!("blk.{layer}.ssm_a"), &[n_head_v])?;
         let dt = b.weight(&format!("blk.{layer}.ssm_dt.bias"), &[n_head_v])?;
@@ -141,11 +172,7 @@ impl<'a> Mixer<'a> {
         });
         b.norm_parts(heads, &format!("blk.{layer}.ssm_norm.weight"), head_dim)?;
         let gated = b.buffer("rule_gated", n_v);
-        b.push(Op::SwiGlu {
-            gate: z,
-            up: heads,
-            out: gated,
-        });
+        b.push((self.let_through)([z, heads, gated]));
         let out = b.buffer("delta", n_embd);
         b.product(gated, None, layer, "ssm_out", &[n_v, n_embd], out)?;
         Ok(out)

@@ -14,7 +14,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
     let c = config;
     let experts = b.experts_of_file()?;
     let router = Router {
-        norm: NORM,
+        norm: Some(NORM),
         activation: |[gate, up, out]| Op::SwiGlu { gate, up, out },
         experts: Experts {
             n_ff_shared: Some(experts.n_ff * experts.n_shared),
@@ -72,7 +72,7 @@ pub fn feed_forward_by<'a>(
     (chosen, is_shared): (Chosen<'a>, bool),
 ) -> Result<()> {
     if layer < router.experts.n_layer_dense {
-        let delta = b.swiglu_under(layer, Some(router.norm), x, b.config.n_ff)?;
+        let delta = b.swiglu_under(layer, router.norm, x, b.config.n_ff)?;
         b.add(delta, x);
         return Ok(());
     }

@@ -13,7 +13,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
     let mut b = Builder::new(config);
     let c = config;
     let router = Router {
-        norm: "post_attention_norm",
+        norm: Some("post_attention_norm"),
         activation: |[gate, up, out]| Op::ClampedSwiGlu { gate, up, out },
         experts: b.experts_of_file()?,
         gating: Gating::SelectedSoftmax,

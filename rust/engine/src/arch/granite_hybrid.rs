@@ -13,7 +13,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
     let mamba2 = b.mamba2_of_file()?;
     let residual = factors.residual.unwrap_or(1.0);
     let router = c.experts.map(|experts| Router {
-        norm: "ffn_norm",
+        norm: Some("ffn_norm"),
         activation: |[gate, up, out]| Op::SwiGlu { gate, up, out },
         experts: Experts {
             n_ff: c.n_ff,

@@ -17,7 +17,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
     let experts = b.experts_of_file()?;
     let shared = experts.n_ff * experts.n_shared.max(1);
     let router = Router {
-        norm: "ffn_norm",
+        norm: Some("ffn_norm"),
         activation: |[gate, up, out]| Op::SwiGlu { gate, up, out },
         experts: Experts {
             n_ff_shared: experts.n_ff_shared.or(Some(shared)),

@@ -24,7 +24,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
         }
     };
     let router = Router {
-        norm: "ffn_norm",
+        norm: Some("ffn_norm"),
         activation: |[gate, up, out]| Op::SwiGlu { gate, up, out },
         experts,
         gating,

@@ -51,6 +51,7 @@ impl Builder<'_> {
                 first: inner,
                 of: wide,
             }),
+            dilation: 1,
         });
         let a = self.table(&name("ssm_a"), &[1, n_head])?;
         let d = self.table(&name("ssm_d"), &[1, n_head])?;

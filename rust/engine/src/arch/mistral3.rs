@@ -10,7 +10,7 @@ pub fn plan(config: &Config) -> Result<Plan> {
     let mut b = Builder::new(config);
     let c = config;
     let router = c.experts.map(|experts| Router {
-        norm: "ffn_norm",
+        norm: Some("ffn_norm"),
         activation: |[gate, up, out]| Op::SwiGlu { gate, up, out },
         // An expert is as wide as the whole of a model without.
         experts: Experts {

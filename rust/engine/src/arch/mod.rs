@@ -42,6 +42,7 @@ mod qwen35;
 mod qwen35moe;
 mod qwen3moe;
 mod qwen3next;
+mod qwen4exp;
 mod seed_oss;
 mod smollm3;
 
@@ -243,6 +244,12 @@ pub static ARCHITECTURES: &[Architecture] = &[
         name: "deepseek2",
         experts: true,
         plan: deepseek2::plan,
+    },
+    // Qwen3.8-Flash-Next.
+    Architecture {
+        name: "qwen4exp",
+        experts: true,
+        plan: qwen4exp::plan,
     },
     Architecture {
         name: "bert",

@@ -25,7 +25,7 @@ pub fn layers(config: &Config, grouped: bool) -> Result<Plan> {
 
 fn router(b: &Builder<'_>) -> Result<Router> {
     Ok(Router {
-        norm: "post_attention_norm",
+        norm: Some("post_attention_norm"),
         activation: |[gate, up, out]| Op::SwiGlu { gate, up, out },
         experts: b.experts_of_file()?,
         gating: Gating::Softmax,

@@ -1,7 +1,7 @@
 //! The ids of an op, all in one place: those of a plan move where it comes behind another one.
 
 use super::drafter::Offsets;
-use super::{BufferId, Gather, Mamba2, Norm, Op, WeightId};
+use super::{BufferId, Choice, Gather, Mamba2, Ngram, Norm, Op, Streams, WeightId};
 
 /// Of an op its buffers, and its weights where it has them.
 type Ids<'a> = (Vec<&'a mut BufferId>, Vec<Option<&'a mut WeightId>>);
@@ -16,6 +16,10 @@ impl Op {
         match self {
             Op::Rope { table, .. } => *table += by.ropes,
             Op::KvScatter { layer, .. } | Op::Attention { layer, .. } => *layer += by.layers,
+            Op::Choice(Choice::Scores { layer, table, .. }) => {
+                *layer += by.layers;
+                *table += by.ropes;
+            }
             _ => {}
         }
         let (buffers, weights) = self.ids();
@@ -65,7 +69,38 @@ impl Op {
             ),
             Op::Gather(Gather { x, out, .. }) => (vec![x, out], vec![]),
             Op::KvScatter { k, v, .. } => (vec![k, v], vec![]),
-            Op::Attention { q, out, sinks, .. } => (vec![q, out], vec![sinks.as_mut()]),
+            Op::Attention {
+                q,
+                out,
+                sinks,
+                chosen,
+                ..
+            } => {
+                let chosen = chosen.as_mut().map(|of| &mut of.blocks);
+                let buffers = [q, out].into_iter().chain(chosen);
+                (buffers.collect(), vec![sinks.as_mut()])
+            }
+            Op::Streams(Streams::Mean { x, gate, out, .. }) => (vec![x, gate, out], vec![]),
+            Op::Streams(Streams::Inject {
+                x, gate, streams, ..
+            }) => (vec![x, gate, streams], vec![]),
+            Op::Streams(Streams::Gate {
+                key,
+                query,
+                value,
+                out,
+                ..
+            }) => (vec![key, query, value, out], vec![]),
+            Op::Choice(Choice::Scores { q, weight, out, .. }) => (vec![q, out], vec![Some(weight)]),
+            Op::Choice(Choice::Blocks { scores, out, .. }) => (vec![scores, out], vec![]),
+            Op::Ngram(Ngram::Tokens { out }) => (vec![out], vec![]),
+            Op::Ngram(Ngram::Recent { x, out, .. }) => (vec![x, out], vec![]),
+            Op::Ngram(Ngram::Rows {
+                recent,
+                weight,
+                out,
+                ..
+            }) => (vec![recent, out], vec![Some(weight)]),
             Op::Add { x, out } | Op::Slice { x, out, .. } | Op::SelectRows { x, out } => {
                 (vec![x, out], vec![])
             }

@@ -8,11 +8,18 @@ use super::signature::{
     Access, CacheUse, Constant, Operand, Over, Parts, Role, Rotation, Signature, StateUse, Used,
     Width,
 };
-use super::{BufferId, Gather, Mamba2, StateId, WeightId};
+use super::{
+    convolution, BufferId, Choice, Chosen, Gather, Mamba2, Ngram, StateId, Streams, WeightId,
+};
 
 /// The default of factors: 1 changes nothing.
 fn one() -> f32 {
     1.0
+}
+
+/// The default of convolutions.
+fn apart() -> usize {
+    1
 }
 
 /// The default of attention.
@@ -200,6 +207,9 @@ pub enum Op {
     /// `Q` are all signed, the sums of products are below 2^23.
     ///
     /// Over other caches, which the CPU alone has, the order of sums is its own.
+    ///
+    /// Where blocks are `chosen`, a row sees their tokens alone: those of a set bit of its row of that buffer, and
+    /// none behind it. Splits are the same; a token block of which a row sees nothing is joined to none.
     Attention {
         q: BufferId,
         out: BufferId,
@@ -210,6 +220,8 @@ pub enum Op {
         sinks: Option<WeightId>,
         #[serde(default = "yes")]
         causal: bool,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        chosen: Option<Chosen>,
     },
     /// `out[r] += x[r]`.
     Add { x: BufferId, out: BufferId },
@@ -272,7 +284,8 @@ pub enum Op {
     /// Here it is the last `taps - 1` inputs, `[taps - 1][channels]`, the oldest first.
     ///
     /// With a `bias` the sum is from `bias[c]` instead of +0. With a `part`, the inputs are those of
-    /// `x[r]` from its `first` on, of `of` values.
+    /// `x[r]` from its `first` on, of `of` values. With a `dilation` `d` the inputs are `d` tokens apart,
+    /// `x_(r - (taps - 1 - j) d)`, and the state is the last `(taps - 1) d` of them.
     ShortConv {
         x: BufferId,
         weight: WeightId,
@@ -284,6 +297,8 @@ pub enum Op {
         silu: bool,
         #[serde(default)]
         part: Option<RowPart>,
+        #[serde(default = "apart")]
+        dilation: usize,
     },
     /// A short convolution between two gates. `x[r]` has three parts as wide as `out`, `b`, `c` and `u`:
     /// `out[r] = c * y`, `y` the convolution of [`Op::ShortConv`] of the products `b * u`, each of which
@@ -328,6 +343,12 @@ pub enum Op {
     },
     /// [`Mamba2`] states it.
     Mamba2(Mamba2),
+    /// [`Streams`] states it.
+    Streams(Streams),
+    /// [`Choice`] states it.
+    Choice(Choice),
+    /// [`Ngram`] states it.
+    Ngram(Ngram),
     /// `out[r] = gelu(gate[r]) * up[r]`, with the form of `gelu` by tanh, `g / 2 (1 + tanh(u))` of
     /// `u = sqrt(2/pi) (g + 0.044715 g^3)`, which is `g / (1 + exp(-2u))`. As
     /// `(gate (t / (1 + e))) up` with `z = gate fma(gate gate, b, a)`, `a = float(sqrt(8/pi))` and
@@ -530,6 +551,7 @@ impl Op {
                 window,
                 sinks,
                 causal,
+                chosen,
             } => Signature {
                 weights: sinks.map(|id| used(id, Role::Sink)).into_iter().collect(),
                 parts: Parts::Heads(n_head),
@@ -543,7 +565,14 @@ impl Op {
                 ..Signature::new(
                     "attention",
                     Over::Batch,
-                    vec![read(q), write(out).wide(Width::Attended)],
+                    [
+                        Some(read(q)),
+                        chosen.map(|of| read(of.blocks).wide(of.width())),
+                        Some(write(out).wide(Width::Attended)),
+                    ]
+                    .into_iter()
+                    .flatten()
+                    .collect(),
                 )
             },
             Op::Add { x, out } => Signature::new("add", Over::Buffers, vec![update(out), read(x)]),
@@ -587,64 +616,9 @@ impl Op {
                 let buffers = vec![read(x), read(y), write(out).wide(Width::Times(2))];
                 Signature::new("concat", Over::Buffers, buffers)
             }
-            Op::ShortConv {
-                x,
-                weight,
-                bias,
-                state,
-                out,
-                taps,
-                silu,
-                part,
-            } => Signature {
-                weights: [
-                    Some(used(weight, Role::Taps(taps))),
-                    bias.map(|id| used(id, Role::Shift)),
-                ]
-                .into_iter()
-                .flatten()
-                .collect(),
-                parts: part.map_or(Parts::Whole, |RowPart { first, of }| Parts::Sliced {
-                    n: 1,
-                    first,
-                    of,
-                }),
-                state: Some(StateUse {
-                    id: state,
-                    per_value: taps.saturating_sub(1),
-                    head_dim: None,
-                }),
-                ..Signature::new(
-                    if silu {
-                        "short_conv_silu"
-                    } else {
-                        "short_conv"
-                    },
-                    Over::Batch,
-                    vec![
-                        read(x).wide(part.map_or(Width::Row, |part| Width::Of(part.of))),
-                        write(out),
-                    ],
-                )
-            },
-            Op::GatedConv {
-                x,
-                weight,
-                state,
-                out,
-                taps,
-            } => Signature {
-                weights: vec![used(weight, Role::Taps(taps))],
-                state: Some(StateUse {
-                    id: state,
-                    per_value: taps.saturating_sub(1),
-                    head_dim: None,
-                }),
-                ..Signature::new(
-                    "gated_conv",
-                    Over::Batch,
-                    vec![read(x).wide(Width::Times(3)), write(out)],
-                )
+            Op::ShortConv { .. } | Op::GatedConv { .. } => match convolution::signature(self) {
+                Some(signature) => signature,
+                None => Signature::new("convolution", Over::Batch, Vec::new()),
             },
             Op::DeltaNet {
                 qkv,
@@ -696,6 +670,9 @@ impl Op {
             Op::Gelu { x } => Signature::new("gelu", Over::Buffers, vec![update(x)]),
             Op::ReluSquared { x } => Signature::new("relu_squared", Over::Buffers, vec![update(x)]),
             Op::Mamba2(ref op) => op.signature(),
+            Op::Streams(ref op) => op.signature(),
+            Op::Choice(ref op) => op.signature(),
+            Op::Ngram(ref op) => op.signature(),
             Op::Scale { x, factor } => Signature {
                 constant: Some(Constant::Scale(factor)),
                 ..Signature::new("scale", Over::Buffers, vec![update(x)])

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Drafter, KvShape, Norm, Op, Share};
+use super::{Drafter, KvShape, Ngram, Norm, Op, Share};
 use crate::error::{Error, Result};
 use crate::quant::{self, QuantType};
 
@@ -352,6 +352,7 @@ impl Plan {
                         .saturating_mul(2)
                         .saturating_add(n_head),
                 ),
+                Op::Ngram(Ngram::Recent { state, x, .. }) => (state, self.buffer(x).width),
                 Op::Mamba2(ref op) => {
                     let of_head = op.d_state.saturating_add(op.head_dim).saturating_add(1);
                     (op.state, op.n_head.saturating_mul(of_head))

@@ -97,6 +97,9 @@ pub struct Used {
 pub enum Role {
     /// `[n_vocab][Width::Row]`, of which each row takes the one of its token.
     Lookup,
+    /// A table of at least so many `rows` of `width` values, in each of its own rows as many as there is
+    /// room for, of which each row takes some.
+    Hashed { width: usize, rows: u64 },
     /// `[Width::Product][Width::Row]`, all of which multiplies each row.
     Matrix,
     /// A vector that multiplies the row, or each group of [`Parts::Groups`] alike.
@@ -114,6 +117,8 @@ pub enum Role {
     Taps(usize),
     /// A number for each of [`Parts::Heads`].
     PerHead,
+    /// A vector that multiplies a head of the cache.
+    OfHead,
     /// A vector that the choice of experts adds to what it compares.
     Selection,
     /// A matrix for each expert, of which each rank of a row takes the one of its id.
@@ -227,6 +232,7 @@ impl Role {
                 | Role::ExpertBias
                 | Role::Taps(_)
                 | Role::PerHead
+                | Role::OfHead
                 | Role::Factor
                 | Role::PerExpert
         )
@@ -400,6 +406,11 @@ impl Signature {
             let is_vector = is_one && w.n_out == 1;
             match used.role {
                 Role::Lookup => is_one && n_in == row,
+                Role::Hashed { width, rows } => {
+                    let each = w.n_in.checked_div(width).unwrap_or(0);
+                    let has = each.saturating_mul(w.n_out) as u64 >= rows;
+                    is_one && each > 0 && w.n_in == each * width && has
+                }
                 Role::Matrix => is_one && n_in == row && n_out == product,
                 Role::Scale => is_vector && self.is_scale(w.n_in, row),
                 Role::Bias => is_vector && n_in == product,
@@ -414,6 +425,10 @@ impl Signature {
                 }
                 Role::Taps(n) => {
                     n > 1 && is_vector && n_in == row.and_then(|row| row.checked_mul(n))
+                }
+                Role::OfHead => {
+                    let kv = self.cache.and_then(|cache| plan.kv.get(cache.layer));
+                    is_vector && kv.is_some_and(|kv| kv.head_dim == w.n_in)
                 }
                 Role::PerHead | Role::Sink => is_vector && Parts::Heads(w.n_in) == self.parts,
                 Role::Selection => is_vector && n_in == row,

@@ -103,6 +103,7 @@ pub fn attention(q: BufferId, out: BufferId, n_head: usize) -> Op {
         window: None,
         sinks: None,
         causal: true,
+        chosen: None,
     }
 }
 
@@ -264,6 +265,7 @@ pub fn short_conv(x: BufferId, out: BufferId, silu: bool) -> Op {
         taps: 4,
         silu,
         part: None,
+        dilation: 1,
     }
 }
 

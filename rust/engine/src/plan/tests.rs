@@ -222,6 +222,7 @@ const CASES: &[Case] = &[
             window: None,
             sinks: None,
             causal: true,
+            chosen: None,
         },
         inputs: &[A],
         outputs: &[B],
@@ -241,6 +242,7 @@ const CASES: &[Case] = &[
             window: None,
             sinks: None,
             causal: false,
+            chosen: None,
         },
         inputs: &[A],
         outputs: &[B],
@@ -260,6 +262,7 @@ const CASES: &[Case] = &[
             window: Some(128),
             sinks: Some(SINKS),
             causal: true,
+            chosen: None,
         },
         inputs: &[A],
         outputs: &[B],
@@ -642,6 +645,7 @@ fn what_does_not_go_together_does_not_fit() {
         window: None,
         sinks: None,
         causal: true,
+        chosen: None,
     };
     let special = |window, sinks: Option<WeightId>| Op::Attention {
         q: A,
@@ -652,6 +656,7 @@ fn what_does_not_go_together_does_not_fit() {
         window,
         sinks,
         causal: sinks.is_some(),
+        chosen: None,
     };
     let groups = |count, used| Op::Route {
         logits: TOKEN,

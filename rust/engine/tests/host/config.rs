@@ -211,8 +211,8 @@ fn other_architectures_are_listed() {
             "llama, qwen2, qwen3, qwen3moe, gpt-oss, qwen35, qwen35moe, qwen3next, gemma3, \
              gemma4, granite, lfm2, lfm2moe, mistral3, muse-glimmer, olmo2, smollm3, ernie4_5, \
              seed_oss, hunyuan-dense, glm4, exaone4, glm4moe, phi3, cohere2, command-r, \
-             laguna, nemotron_h, nemotron_h_moe, granitehybrid, deepseek2, bert, nomic-bert, \
-             nomic-bert-moe, gemma-embedding",
+             laguna, nemotron_h, nemotron_h_moe, granitehybrid, deepseek2, qwen4exp, bert, \
+             nomic-bert, nomic-bert-moe, gemma-embedding",
         ],
     );
 }
@@ -247,6 +247,10 @@ fn missing_tensors_and_wrong_shapes() {
                 w.remove("tokenizer.ggml.tokens");
                 let t = w.tensors.remove(i);
                 w.tensor(&t.name, &wrong, t.ty.id);
+                let is_table = arch.name == "qwen4exp" && t.name.starts_with("per_layer");
+                if is_table && wrong.len() == 2 && wrong[0] == shape[0] {
+                    continue; // More rows than hashes reach are no contradiction.
+                }
                 let expected = if t.name != "token_embd.weight" {
                     format!("{shape:?}")
                 } else if wrong.len() == 2 && wrong[0] == shape[0] {

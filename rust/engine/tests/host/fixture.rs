@@ -183,8 +183,8 @@ pub fn tiny(arch: &str) -> Writer {
     ] {
         w.set(&format!("{arch}.{key}"), Value::U32(n));
     }
-    let has_delta = arch.starts_with("qwen35") || arch == "qwen3next";
-    let has_shared = matches!(arch, "qwen35moe" | "qwen3next");
+    let has_delta = arch.starts_with("qwen35") || matches!(arch, "qwen3next" | "qwen4exp");
+    let has_shared = matches!(arch, "qwen35moe" | "qwen3next" | "qwen4exp");
     let has_experts = arch.ends_with("moe") || matches!(arch, "gpt-oss" | "laguna") || has_shared;
     let is_latent = arch == "deepseek2";
     let has_experts = has_experts || is_latent;
@@ -307,6 +307,10 @@ pub fn tiny(arch: &str) -> Writer {
     }
     if arch.starts_with("nemotron_h") || arch == "granitehybrid" {
         scanned(&mut w, arch);
+        return w;
+    }
+    if arch == "qwen4exp" {
+        streamed(&mut w);
         return w;
     }
     for layer in 0..2 {
@@ -557,6 +561,101 @@ fn scanned(w: &mut Writer, arch: &str) {
             ]);
         }
         _ => {}
+    }
+    for (name, shape, ty) in list {
+        w.tensor(&format!("{name}.weight"), &shape, ty);
+    }
+}
+
+/// What a model of two streams has behind its embedding: a layer of the delta rule, which adds embeddings of
+/// n-grams, and one that attends.
+fn streamed(w: &mut Writer) {
+    const F32: u32 = 0;
+    const F16: u32 = 1;
+    let key = |name: &str| format!("qwen4exp.{name}");
+    for (name, n) in [
+        ("attention.key_length", 4),
+        ("hyper_connection.count", 2),
+        ("hyper_connection.low_rank", 3),
+        ("attention.indexer.top_k", 16),
+        ("attention.indexer.head_count", 2),
+        ("attention.indexer.key_length", 6),
+        ("ple.ngram_size", 3),
+        ("ple.heads_per_ngram", 1),
+        ("ple.conv_kernel", 2),
+        ("ple.eos_token_id", 5),
+        ("embedding_length_per_layer_input", 4),
+    ] {
+        w.set(&key(name), Value::U32(n));
+    }
+    let ratios = Value::Array(Array::I32(vec![0, 4]));
+    w.set(&key("attention.compress_ratios"), ratios);
+    w.set(&key("ple.layers"), Value::Array(Array::I32(vec![0])));
+    for (name, list) in [
+        ("layer_multipliers", vec![7, 11, 13]),
+        ("head_offsets", vec![0, 3]),
+        ("head_vocab_sizes", vec![3, 5]),
+    ] {
+        w.set(&key(&format!("ple.{name}")), Value::Array(Array::U64(list)));
+    }
+    for name in ["ssm_a", "ssm_dt.bias"] {
+        w.tensor(&format!("blk.0.{name}"), &[2], F32);
+    }
+    let mut list: Vec<(String, Vec<u64>, u32)> = Vec::new();
+    for (name, shape, ty) in [
+        ("per_layer_token_embd", vec![4, 8], F16),
+        ("output_hc_norm", vec![16], F32),
+        ("output_hc_down", vec![16, 3], F16),
+        ("output_hc_up", vec![3, 16], F16),
+        ("blk.0.ple_key", vec![8, 16], F16),
+        ("blk.0.ple_value", vec![8, 8], F16),
+        ("blk.0.ple_norm_key", vec![16], F32),
+        ("blk.0.ple_norm_query", vec![16], F32),
+        ("blk.0.ple_norm_conv", vec![16], F32),
+        ("blk.0.ple_conv1d", vec![2, 16], F32),
+        ("blk.0.attn_qkv", vec![8, 64], F16),
+        ("blk.0.attn_gate", vec![8, 32], F16),
+        ("blk.0.ssm_conv1d", vec![3, 64], F32),
+        ("blk.0.ssm_alpha", vec![8, 2], F16),
+        ("blk.0.ssm_beta", vec![8, 2], F16),
+        ("blk.0.ssm_norm", vec![16], F32),
+        ("blk.0.ssm_out", vec![32, 8], F16),
+        ("blk.1.attn_q", vec![8, 16], F16),
+        ("blk.1.attn_k", vec![8, 4], F16),
+        ("blk.1.attn_v", vec![8, 4], F16),
+        ("blk.1.attn_output", vec![8, 8], F16),
+        ("blk.1.attn_q_norm", vec![4], F32),
+        ("blk.1.attn_k_norm", vec![4], F32),
+        ("blk.1.indexer.q_proj", vec![8, 12], F16),
+        ("blk.1.indexer.k_proj", vec![8, 6], F16),
+        ("blk.1.indexer.q_norm", vec![6], F32),
+        ("blk.1.indexer.k_norm", vec![6], F32),
+    ] {
+        list.push((name.into(), shape, ty));
+    }
+    for layer in 0..2 {
+        for part in ["attn", "ffn"] {
+            for (name, shape, ty) in [
+                ("norm", vec![16], F32),
+                ("down", vec![16, 3], F16),
+                ("up", vec![3, 16], F16),
+                ("inject", vec![16, 2], F16),
+            ] {
+                list.push((format!("blk.{layer}.hc_{part}_{name}"), shape, ty));
+            }
+        }
+        for (name, shape, ty) in [
+            ("gate_inp", vec![8, 3], F32),
+            ("gate_exps", vec![8, 6, 3], F16),
+            ("up_exps", vec![8, 6, 3], F16),
+            ("down_exps", vec![6, 8, 3], F16),
+            ("gate_inp_shexp", vec![8], F32),
+            ("gate_shexp", vec![8, 10], F16),
+            ("up_shexp", vec![8, 10], F16),
+            ("down_shexp", vec![10, 8], F16),
+        ] {
+            list.push((format!("blk.{layer}.ffn_{name}"), shape, ty));
+        }
     }
     for (name, shape, ty) in list {
         w.tensor(&format!("{name}.weight"), &shape, ty);

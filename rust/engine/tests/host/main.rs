@@ -16,6 +16,7 @@ mod mamba2;
 mod mutate;
 mod open;
 mod smoke;
+mod streams;
 mod tools;
 mod valid;
 

@@ -180,8 +180,8 @@ fn norms_of_rows_are_part_of_the_products() {
         if plan.looks_ahead() {
             continue;
         }
-        // Each of its layers is one block: see mamba2.rs.
-        if arch.name.starts_with("nemotron_h") {
+        // Each of its layers is one block: see mamba2.rs; or streams are normalized: see streams.rs.
+        if arch.name.starts_with("nemotron_h") || arch.name == "qwen4exp" {
             continue;
         }
         let name = |id| plan.weight(id).name.trim_start_matches("blk.1.");

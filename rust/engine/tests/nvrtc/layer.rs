@@ -1,8 +1,8 @@
 //! Plans of one layer, of each kind that kernels are made for.
 
 use onegraph::plan::{
-    BufferId, Gating, Groups, KvShape, Mamba2, Norm, Op, Plan, RopeStyle, RopeTable, RowPart, Rows,
-    Weight, WeightId,
+    BufferId, Choice, Chosen, Gating, Groups, KvShape, Mamba2, Ngram, NgramHead, NgramTable, Norm,
+    Op, Plan, RopeStyle, RopeTable, RowPart, Rows, Streams, Weight, WeightId,
 };
 use onegraph::quant::{self, QuantType};
 
@@ -123,6 +123,7 @@ impl Layer {
                     taps,
                     silu: true,
                     part: None,
+                    dilation: 1,
                 },
                 Op::DeltaNet {
                     qkv,
@@ -202,6 +203,7 @@ impl Layer {
                         first: inner,
                         of: wide,
                     }),
+                    dilation: 1,
                 },
                 Op::Mamba2(Mamba2 {
                     projected,
@@ -225,6 +227,129 @@ impl Layer {
                 },
             ]);
         }
+    }
+
+    /// Hyper-connections, and embeddings of n-grams with their convolution.
+    fn stream(&mut self) {
+        let (n, width, tokens, row) = (4, 2560, 3, 160);
+        let wide = n * width;
+        let [x, key, out] = [(); 3].map(|()| self.buffer(wide, Rows::Batch));
+        let [mean, value] = [(); 2].map(|()| self.buffer(width, Rows::Batch));
+        let gate = self.buffer(n, Rows::Batch);
+        let (numbers, recent) = (
+            self.buffer(1, Rows::Batch),
+            self.buffer(tokens, Rows::Batch),
+        );
+        let heads = vec![
+            NgramHead {
+                offset: 5,
+                size: 97
+            };
+            16
+        ];
+        let rows = self.buffer(heads.len() * row, Rows::Batch);
+        let (table, taps) = (self.weight(self.ty, 8 * row, 64), self.vector(4 * wide));
+        let last = self.plan.add_state("tokens".into(), tokens - 1);
+        let state = self.plan.add_state("dilated".into(), 9 * wide);
+        self.plan.ops.extend([
+            Op::Streams(Streams::Mean {
+                x,
+                gate: key,
+                out: mean,
+                n,
+            }),
+            Op::Streams(Streams::Inject {
+                x: mean,
+                gate,
+                streams: x,
+                n,
+            }),
+            Op::Streams(Streams::Gate {
+                key,
+                query: x,
+                value,
+                out,
+                n,
+            }),
+            Op::ShortConv {
+                x: out,
+                weight: taps,
+                bias: None,
+                state,
+                out: key,
+                taps: 4,
+                silu: true,
+                part: None,
+                dilation: 3,
+            },
+            Op::Ngram(Ngram::Tokens { out: numbers }),
+            Op::Ngram(Ngram::Recent {
+                x: numbers,
+                state: last,
+                out: recent,
+                n: tokens,
+            }),
+            Op::Ngram(Ngram::Rows {
+                recent,
+                weight: table,
+                out: rows,
+                table: NgramTable {
+                    width: row,
+                    eos: 7,
+                    multipliers: vec![3, 5, 7],
+                    heads,
+                },
+            }),
+        ]);
+    }
+
+    /// Attention that sees chosen blocks of tokens.
+    fn choose(&mut self, q: BufferId, out: BufferId) {
+        let (ratio, n, n_head) = (4, 1024, 4);
+        let words = Choice::words(n, ratio);
+        let index = self.buffer(n_head * HEAD_DIM, Rows::Batch);
+        let (scores, blocks) = (self.buffer(n, Rows::Batch), self.buffer(words, Rows::Batch));
+        let weight = self.vector(HEAD_DIM);
+        let layer = self.plan.kv.len();
+        self.plan.kv.push(KvShape {
+            values_in_keys: Some(HEAD_DIM),
+            ..KvShape::new(1, HEAD_DIM)
+        });
+        self.plan.ops.extend([
+            Op::Choice(Choice::Scores {
+                q: index,
+                weight,
+                layer,
+                out: scores,
+                n_head,
+                table: 0,
+                ratio,
+                n,
+                eps: 1e-6,
+            }),
+            Op::Choice(Choice::Blocks {
+                scores,
+                out: blocks,
+                ratio,
+                top_k: 2048,
+                n,
+            }),
+            Op::Attention {
+                q,
+                out,
+                layer: 0,
+                n_head: N_HEAD,
+                scale: 0.1,
+                window: None,
+                sinks: None,
+                causal: true,
+                chosen: Some(Chosen {
+                    blocks,
+                    words,
+                    ratio,
+                }),
+            },
+        ]);
     }
 
     fn route(&mut self, logits: BufferId, bias: Option<WeightId>, out: BufferId) {
@@ -328,6 +453,8 @@ impl Layer {
         l.rotate(q, k, style);
         l.recur();
         l.scan();
+        l.stream();
+        l.choose(q, heads);
         l.norm_heads(q);
         l.norm_heads(k);
         l.rotate(q, k, style);
@@ -341,6 +468,7 @@ impl Layer {
             window: None,
             sinks: None,
             causal: true,
+            chosen: None,
         });
         l.norm_heads(heads);
         l.product(heads, None, delta, false);
@@ -606,6 +734,7 @@ pub fn between(ty: &'static QuantType, width: usize, head_dim: usize, are_keys: 
             window: None,
             sinks: None,
             causal: true,
+            chosen: None,
         });
     }
     norm(l, c, c, width, true);

@@ -497,6 +497,7 @@ fn attention_alone(
         window: around,
         sinks: None,
         causal: around.is_none(),
+        chosen: None,
     });
     model_of_context(&format!("sm_{arch}"), plan, kv_type, true, n_ctx)
 }

@@ -10,8 +10,8 @@ const DOWN: &str = "ffn_down_exps";
 
 /// How the rows of a layer find their experts, and what these do.
 pub struct Router {
-    /// The norm of the rows.
-    pub norm: &'static str,
+    /// The norm of the rows, where there is one.
+    pub norm: Option<&'static str>,
     /// The op of gate, up and where to.
     pub activation: fn([BufferId; 3]) -> Op,
     pub experts: Experts,
@@ -91,7 +91,7 @@ impl Builder<'_> {
             self.buffer("down_exps", of.n_used * n_embd),
             self.buffer("delta", n_embd),
         );
-        let norm = Some(self.norm(&format!("blk.{layer}.{}.weight", by.norm), n_embd)?);
+        let norm = self.norm_before(layer, by.norm)?;
         let choice = Choice {
             experts: of,
             gating: by.gating,
@@ -258,7 +258,7 @@ impl Builder<'_> {
             self.buffer("act_shexp", n_ff),
         );
         let inner = self.buffer("gate_shexp", n_ff);
-        let norm = Some(self.norm(&format!("blk.{layer}.{}.weight", by.norm), n_embd)?);
+        let norm = self.norm_before(layer, by.norm)?;
         self.product(x, norm, layer, "ffn_gate_shexp", &[n_embd, n_ff], inner)?;
         self.product(x, norm, layer, "ffn_up_shexp", &[n_embd, n_ff], up)?;
         self.push((by.activation)([inner, up, act]));
@@ -284,6 +284,16 @@ impl Builder<'_> {
     /// is to be added to x. The factor is of a row, so it may as well stand before the product, where rows are narrow
     /// and behind which the sum is part of the product.
     pub fn gate_shared(&mut self, layer: usize, of: SharedExpert) -> Result<BufferId> {
+        self.gate_shared_into(layer, of, "delta")
+    }
+
+    /// The same into a buffer of another name.
+    pub fn gate_shared_into(
+        &mut self,
+        layer: usize,
+        of: SharedExpert,
+        name: &str,
+    ) -> Result<BufferId> {
         let SharedExpert { act, gate, n_ff } = of;
         let n_embd = self.config.n_embd;
         let x = match gate {
@@ -294,7 +304,7 @@ impl Builder<'_> {
             }
             None => act,
         };
-        let delta = self.buffer("delta", n_embd);
+        let delta = self.buffer(name, n_embd);
         self.product(x, None, layer, "ffn_down_shexp", &[n_ff, n_embd], delta)?;
         Ok(delta)
     }

@@ -143,12 +143,14 @@ impl Task for FloatHeads<'_, '_> {
             product::expand(kv.pages.ty, level, stored, &mut values);
             for (row, tokens) in seen.iter().enumerate() {
                 let entries = in_page(tokens, page);
+                let chosen = op.chosen(first + row, page);
                 let first = page * PAGE_TOKENS - base + entries.start;
                 let scores = &mut scores[row * group * most..][..group * most];
                 for (q, scores) in q(row).chunks_exact(dim).zip(scores.chunks_exact_mut(most)) {
                     let keys = values.chunks_exact(dim).skip(entries.start);
                     let scores = scores.iter_mut().skip(first).take(entries.len());
-                    for (score, k) in scores.zip(keys) {
+                    let chosen = chosen.iter().skip(entries.start);
+                    for ((score, k), _) in scores.zip(keys).zip(chosen).filter(|(_, is)| **is) {
                         *score = product::dot::<I>(k, q) * op.scale;
                     }
                 }

@@ -331,9 +331,15 @@ impl TokenBlock {
 
     /// Steps 2 to 4 for these tokens. The others may hold anything, also what is no number.
     #[inline(always)]
-    fn sums<I: Isa, B: KvBlock>(&self, q: &Query, tokens: Range<usize>, out: &mut Sums) {
+    fn sums<I: Isa, B: KvBlock>(
+        &self,
+        q: &Query,
+        tokens: Range<usize>,
+        chosen: &[bool; TOKEN_BLOCK],
+        out: &mut Sums,
+    ) {
         let scores = self.scores::<I, B>(q);
-        let seen: [bool; TOKEN_BLOCK] = std::array::from_fn(|t| tokens.contains(&t));
+        let seen: [bool; TOKEN_BLOCK] = std::array::from_fn(|t| tokens.contains(&t) && chosen[t]);
         let mut of_seen = scores;
         for (s, is_seen) in of_seen.iter_mut().zip(seen) {
             *s = if is_seen { *s } else { f32::NEG_INFINITY };
@@ -455,7 +461,8 @@ impl<B: KvBlock> Task for OfBlocks<'_, '_, B> {
             };
             loaded.set_keys::<B>(keys, head_bytes);
             loaded.set_values::<B>(values, head_bytes);
-            for (tokens, queries) in seen.iter().zip(queries.chunks_exact_mut(group)) {
+            let rows = seen.iter().zip(queries.chunks_exact_mut(group));
+            for (row, (tokens, queries)) in rows.enumerate() {
                 let (seen, of_split) = split(tokens);
                 if !seen.contains(&page) {
                     continue;
@@ -463,10 +470,15 @@ impl<B: KvBlock> Task for OfBlocks<'_, '_, B> {
                 let next = page + 1;
                 let ends = (next - seen.start).is_multiple_of(of_split) || next == seen.end;
                 let at = |token: usize| token.saturating_sub(begin).min(TOKEN_BLOCK);
+                let chosen = op.chosen(first + row, page);
+                let sees_some = chosen.contains(&true);
                 for (q, state) in queries {
-                    loaded.sums::<I, B>(q, at(tokens.start)..at(tokens.end), &mut state.block);
-                    state.split.join(&mut state.block);
-                    if ends {
+                    if sees_some {
+                        let tokens = at(tokens.start)..at(tokens.end);
+                        loaded.sums::<I, B>(q, tokens, &chosen, &mut state.block);
+                        state.split.join(&mut state.block);
+                    }
+                    if ends && !state.split.is_empty {
                         state.total.join(&mut state.split);
                     }
                 }
@@ -514,7 +526,7 @@ mod tests {
             block.set_keys::<I16Blocks>(&self.0, 2 + 2 * DIM);
             block.set_values::<I16Blocks>(&self.0, 2 + 2 * DIM);
             let mut sums = Sums::new(DIM).unwrap();
-            block.sums::<I, I16Blocks>(&query, 0..TOKEN_BLOCK, &mut sums);
+            block.sums::<I, I16Blocks>(&query, 0..TOKEN_BLOCK, &[true; TOKEN_BLOCK], &mut sums);
         }
     }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::kv::KvCache;
 use super::simd::Level;
 use crate::backend::{Batch, PAGE_TOKENS};
+use crate::plan::Chosen;
 
 /// One attention op on the rows of a batch.
 pub struct Attention<'a> {
@@ -20,6 +21,8 @@ pub struct Attention<'a> {
     pub causal: bool,
     /// `[n_head]`, where there are any.
     pub sinks: Option<&'a [f32]>,
+    /// The blocks of tokens that a row sees, where not all: `[rows, words]`, and as the op says.
+    pub chosen: Option<(&'a [f32], Chosen)>,
     pub batch: &'a Batch<'a>,
 }
 
@@ -60,6 +63,17 @@ impl Attention<'_> {
             None => 0..end,
         };
         positions[..n].iter().map(around).collect()
+    }
+
+    /// Whether row `row` of the batch sees each token of a page, where not all that its range has.
+    #[inline(always)]
+    pub fn chosen(&self, row: usize, page: usize) -> [bool; PAGE_TOKENS] {
+        let Some((words, of)) = self.chosen else {
+            return [true; PAGE_TOKENS];
+        };
+        let word = words[row * of.words..][..of.words].get(page);
+        let bits = word.map_or(0, |word| *word as u32);
+        std::array::from_fn(|t| bits >> (t / of.ratio) & 1 == 1)
     }
 
     /// The sink of query head `g` of those that share a KV head.

@@ -1,11 +1,14 @@
 //! The interpreter: each op as it is defined, rows and heads in parallel, sums in the order
 //! that [`super::product`] specifies. No result depends on how rows are cut into batches.
 
+mod choice;
 #[cfg(test)]
 mod fusion;
 mod products;
+mod sequences;
 #[cfg(test)]
 mod sharing;
+mod streams;
 
 use std::sync::Arc;
 
@@ -18,7 +21,7 @@ use super::kv::KvCache;
 use super::mamba2::Mamba2;
 use super::matvec::Scratch;
 use super::memory::{most_rows, vector};
-use super::recurrence::{Around, DeltaNet, ShortConv, States};
+use super::recurrence::{DeltaNet, States};
 use super::reserve::{filled, reserve};
 use super::rowwise::{self, CosSin, LayerNorm, Normed, RmsNorm};
 use super::simd::{self, Level};
@@ -453,6 +456,7 @@ impl Interpreter {
                 window,
                 sinks,
                 causal,
+                chosen,
             } => {
                 let mut heads = self.take(*out);
                 let task = Attention {
@@ -464,6 +468,7 @@ impl Interpreter {
                     window: *window,
                     causal: *causal,
                     sinks: sinks.map(|id| self.vector(id)).transpose()?,
+                    chosen: chosen.map(|of| (self.buffers[of.blocks.0].as_slice(), of)),
                     batch,
                 };
                 let done = task.run(self.level, &mut heads);
@@ -505,6 +510,9 @@ impl Interpreter {
             }
             Op::Join { x, y, out, of, .. } => self.join([*x, *y, *out], *of),
             Op::ShortConv { .. } | Op::GatedConv { .. } => self.short_conv(op, batch),
+            Op::Streams(op) => self.streams(op),
+            Op::Choice(op) => self.choice(op, batch),
+            Op::Ngram(op) => self.ngram(op, batch),
             Op::Mamba2(op) => {
                 let mut heads = self.take(op.out);
                 let vector = |id| vector(&self.plan, &self.vectors, id);
@@ -617,48 +625,6 @@ impl Interpreter {
         rowwise::gated::<G>(self.level, gate, x, &mut product);
         self.buffers[out.0] = product;
         Ok(())
-    }
-
-    fn short_conv(&mut self, op: &Op, batch: &Batch<'_>) -> Result<()> {
-        let (x, weight, bias, state, out, taps, around, part) = match *op {
-            Op::ShortConv {
-                x,
-                weight,
-                bias,
-                state,
-                out,
-                taps,
-                silu,
-                part,
-            } => {
-                let around = match silu {
-                    true => Around::Silu,
-                    false => Around::Nothing,
-                };
-                (x, weight, bias, state, out, taps, around, part)
-            }
-            Op::GatedConv {
-                x,
-                weight,
-                state,
-                out,
-                taps,
-            } => (x, weight, None, state, out, taps, Around::Gates, None),
-            _ => return Err(Error::Internal(format!("{op:?} is no convolution"))),
-        };
-        let mut convolved = self.take(out);
-        let vector = |id| vector(&self.plan, &self.vectors, id);
-        let task = ShortConv {
-            x: &self.buffers[x.0],
-            part,
-            weight: vector(weight)?,
-            bias: bias.map(vector).transpose()?,
-            taps,
-            around,
-        };
-        let done = task.run(self.level, &mut self.states, state.0, batch, &mut convolved);
-        self.buffers[out.0] = convolved;
-        done
     }
 
     fn embed(&mut self, weight: WeightId, out: BufferId, scale: f32, tokens: &[u32]) -> Result<()> {

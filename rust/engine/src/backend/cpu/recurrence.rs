@@ -225,6 +225,8 @@ pub struct ShortConv<'a> {
     pub bias: Option<&'a [f32]>,
     pub taps: usize,
     pub around: Around,
+    /// Tokens from one tap to the next.
+    pub dilation: usize,
 }
 
 impl ShortConv<'_> {
@@ -278,7 +280,7 @@ struct Convolution<'a, 'b> {
     /// `[rows][width]`.
     x: &'a [f32],
     width: usize,
-    /// `[taps - 1][channels]`.
+    /// `[(taps - 1) * dilation][channels]`.
     state: &'b mut [f32],
     /// Takes the inputs of a round, `[rows][channels]`; else empty.
     kept: &'b mut [f32],
@@ -314,7 +316,8 @@ impl Task for Convolution<'_, '_> {
                     *y = w[j].mul_add(*x, *y);
                 }
             };
-            let before = state.chunks_exact(channels).enumerate();
+            let before = state.chunks_exact(channels).step_by(op.dilation);
+            let before = before.enumerate();
             before.for_each(|(j, inputs)| add(j, inputs));
             state.copy_within(channels.., 0);
             let inputs = &mut state[newest..];

@@ -101,29 +101,57 @@ pub fn sum_of_squares(values: &[f32]) -> f32 {
     chained(values, |v, sum| v.mul_add(v, sum))
 }
 
+/// The sum of the products of two rows in the same order.
+#[inline(always)]
+pub fn sum_of_products(a: &[f32], b: &[f32]) -> f32 {
+    let mut sum = 0.0;
+    for (i, (a, b)) in a.chunks(SUPERBLOCK).zip(b.chunks(SUPERBLOCK)).enumerate() {
+        let mut chains = [0.0f32; CHAINS];
+        let both = a.chunks(CHAIN).zip(b.chunks(CHAIN));
+        for (chain, (a, b)) in chains.iter_mut().zip(both) {
+            for (a, b) in a.iter().zip(b) {
+                *chain = a.mul_add(*b, *chain);
+            }
+        }
+        let superblock = folded(chains);
+        sum = if i == 0 { superblock } else { sum + superblock };
+    }
+    sum
+}
+
 /// The same of what `add` makes of a value and the sum before it.
 #[inline(always)]
 fn chained(values: &[f32], add: impl Fn(f32, f32) -> f32) -> f32 {
-    const CHAINS: usize = 32;
-    const CHAIN: usize = 8;
     let mut sum = 0.0;
-    for (i, superblock) in values.chunks(CHAINS * CHAIN).enumerate() {
+    for (i, superblock) in values.chunks(SUPERBLOCK).enumerate() {
         let mut chains = [0.0f32; CHAINS];
         for (chain, values) in chains.iter_mut().zip(superblock.chunks(CHAIN)) {
             for v in values {
                 *chain = add(*v, *chain);
             }
         }
-        let mut half = CHAINS / 2;
-        while half > 0 {
-            for j in 0..half {
-                chains[j] += chains[j + half];
-            }
-            half /= 2;
-        }
-        sum = if i == 0 { chains[0] } else { sum + chains[0] };
+        let superblock = folded(chains);
+        sum = if i == 0 { superblock } else { sum + superblock };
     }
     sum
+}
+
+/// The chains of a superblock, and the values of one.
+const CHAINS: usize = 32;
+const CHAIN: usize = 8;
+const SUPERBLOCK: usize = CHAINS * CHAIN;
+
+/// The sum of a superblock's chains.
+#[inline(always)]
+fn folded(mut chains: [f32; CHAINS]) -> f32 {
+    let mut half = CHAINS / 2;
+    while half > 0 {
+        for j in 0..half {
+            chains[j] += chains[j + half];
+        }
+        half /= 2;
+    }
+    chains[0]
 }
 
 /// Rows as products with a norm take them ([`crate::plan::Op::MatVec`]).

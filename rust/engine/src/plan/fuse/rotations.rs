@@ -84,6 +84,7 @@ pub fn convolved(site: &Site<'_>) -> Option<Match> {
                 silu,
                 bias: None,
                 part: None,
+                dilation: 1,
                 ..
             },
             Op::DeltaNet { qkv, .. },

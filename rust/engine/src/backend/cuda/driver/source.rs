@@ -251,6 +251,7 @@ pub fn headers() -> impl Iterator<Item = (&'static str, &'static str)> {
         "common.cuh",
         "delta.cuh",
         "epilogue.cuh",
+        "expand.cuh",
         "experts.cuh",
         "fixed.cuh",
         "kv.cuh",

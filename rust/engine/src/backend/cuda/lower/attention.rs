@@ -10,7 +10,7 @@ use crate::backend::PAGE_TOKENS;
 use crate::error::{Error, Result};
 use crate::plan::fuse::Stored;
 use crate::plan::signature::Rotation;
-use crate::plan::{BufferId, KvShape, Op, Plan, RopeStyle, WeightId};
+use crate::plan::{BufferId, Chosen, KvShape, Op, Plan, RopeStyle, WeightId};
 use crate::quant::{self, QuantType, KV_HEAD_MULTIPLE};
 
 /// Splits of one row's attention; see attention_fixed.cu.
@@ -43,6 +43,8 @@ pub struct AttentionOp {
     pub causal: bool,
     /// A logit a head, where softmax has one more.
     pub sinks: Option<WeightId>,
+    /// The blocks of tokens that a row sees, where not all.
+    pub chosen: Option<Chosen>,
     /// What it stores itself before.
     pub stored: Option<Stored>,
 }
@@ -106,6 +108,7 @@ impl AttentionOp {
                 window,
                 sinks,
                 causal,
+                chosen,
             } => Some(Self {
                 q,
                 out,
@@ -119,6 +122,7 @@ impl AttentionOp {
                 },
                 causal,
                 sinks,
+                chosen,
                 stored,
             }),
             _ => None,

@@ -25,7 +25,7 @@ constants! {
     struct StepVariant in STEP {
         op: AttentionConstants, heads: uint32_t, teams: uint32_t, ring: uint32_t,
         max_splits: uint32_t, norm_rope: bool, values_normed: bool, values_are_keys: bool,
-        rotate: RotateConstants, single_row: bool, both_ways: bool,
+        rotate: RotateConstants, single_row: bool, both_ways: bool, chosen: uint32_t, ratio: uint32_t,
     }
 
     /// prompt_attention_fixed.cu
@@ -159,6 +159,8 @@ fn step_specs(
         }),
         single_row: rows == 1,
         both_ways: op.has_spans(l.n_ctx),
+        chosen: op.chosen.map_or(0, |of| of.words),
+        ratio: op.chosen.map_or(1, |of| of.ratio),
     };
     let positions = |first: usize| match op.has_spans(l.n_ctx) {
         true => inputs.spans + (first * 8) as u64,
@@ -176,13 +178,18 @@ fn step_specs(
             partial: l.at.scratch.partial,
             tickets: l.at.scratch.tickets,
             sinks,
+            chosen: op.chosen.map_or(0, |of| {
+                l.address(of.blocks) + first as u64 * row_bytes(of.blocks)
+            }),
             q_weight,
             k_weight,
             cos_sin: norm_rope.map_or(0, |t| l.at.cos_sin[t.rotation.table]),
             eps: norm_rope.map_or(0.0, |t| t.eps),
             scale: scale(op),
             shares: blocks as u32,
-            located: u32::from(op.stored.is_some() && Spec::reads_before_wait(before)),
+            located: u32::from(
+                op.stored.is_some() && op.chosen.is_none() && Spec::reads_before_wait(before),
+            ),
         };
         let count = (of.end - first).min(at_once) as u32;
         let grid = [of_heads as u32, 1, count];
@@ -262,7 +269,12 @@ fn prompt_stages(l: &Lowering, op: &AttentionOp) -> Option<usize> {
     let most = l.shapes.prompt.pages[usize::from(l.kv_type.kernel.kv_bytes() == 2)];
     let stages = (room / page.max(1)).min(most);
     let heads = op.n_head.is_multiple_of(op.kv.n_head_kv) && !op.has_spans(l.n_ctx);
-    (stages >= 2 && op.kv.head_dim <= PROMPT_DIM && heads && op.kv.stored() == 2).then_some(stages)
+    (stages >= 2
+        && op.kv.head_dim <= PROMPT_DIM
+        && heads
+        && op.kv.stored() == 2
+        && op.chosen.is_none())
+    .then_some(stages)
 }
 
 #[cfg(test)]

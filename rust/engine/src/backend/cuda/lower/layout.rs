@@ -9,7 +9,7 @@ use crate::backend::cuda::driver::source::{constants, source, Source, Variant};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
 use crate::plan::fuse::{Epilogue, Fused, FusedOp, Part, RowSlice};
-use crate::plan::signature::Used;
+use crate::plan::signature::{Role, Used};
 use crate::plan::{Plan, RopeStyle, WeightId};
 use crate::quant::QuantType;
 
@@ -136,6 +136,9 @@ pub struct Matrix {
 #[derive(Debug, Default)]
 pub struct Wanted {
     pub matrices: Vec<Matrix>,
+    /// Of which a row of a pass reads a few rows that a hash chooses: they may be larger than a card, and
+    /// lie in host memory that it reads.
+    pub tables: Vec<Matrix>,
     pub vectors: Vec<WeightId>,
 }
 
@@ -151,6 +154,13 @@ pub fn wanted<'a>(plans: impl Iterator<Item = (&'a Plan, &'a [FusedOp])>) -> Res
         let used = ops.iter().flat_map(|at| plan.ops[*at].signature().weights);
         let (more, whole): (Vec<_>, Vec<_>) = used.partition(|used| used.role.is_vector());
         let alone = |used: Used| (vec![used.id], Order::Natural);
+        let is_hashed = |used: &Used| matches!(used.role, Role::Hashed { .. });
+        let (tables, whole): (Vec<_>, Vec<_>) = whole.into_iter().partition(is_hashed);
+        for (ids, order) in tables.into_iter().map(alone) {
+            if matrices.insert((ids.clone(), order)) {
+                found.tables.push(Matrix::new(plan, &ids, order)?);
+            }
+        }
         let of_op = match op {
             Fused::MatVec(op) => arrangement(plan, &op.parts, &op.epilogue),
             _ => whole.into_iter().map(alone).collect(),

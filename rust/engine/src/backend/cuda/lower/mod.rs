@@ -5,6 +5,7 @@
 
 pub mod attention;
 mod attention_fixed;
+mod choice;
 pub mod drafting;
 pub mod exchange;
 mod experts;
@@ -18,6 +19,7 @@ mod mamba2;
 mod matmul;
 mod matvec;
 mod matvec_floats;
+mod ngrams;
 mod norm;
 pub mod overflow;
 pub mod params;
@@ -30,6 +32,7 @@ pub mod sample;
 pub mod shape;
 pub mod shapes;
 mod skinny;
+mod streams;
 mod x_tile;
 
 #[cfg(test)]

@@ -29,8 +29,8 @@ static RMS_NORM_PAIR: Source = source!("rms_norm_pair.cu", CONSTANTS, RmsNormPai
 
 constants! {
     /// row.cuh
-    struct RowConstants {
-        group: int, threads: uint32_t,
+    pub struct RowConstants {
+        pub group: int, pub threads: uint32_t,
     }
 
     /// rms_norm.cu
@@ -63,7 +63,7 @@ const OTHER_REGISTERS: usize = 40;
 /// Threads of the block that has a row, of which it keeps `held` vectors in registers: a warp for each
 /// superblock, where so many have the registers. (A step's row is one block's, which waits for memory
 /// as often as a warp asks.)
-fn threads(group: usize, held: usize) -> usize {
+pub fn threads(group: usize, held: usize) -> usize {
     let n_sb = superblocks(group);
     let fit = (1..=n_sb).find_map(|each| {
         let warps = n_sb.div_ceil(each);

@@ -273,6 +273,8 @@ shared! {
         pub tickets: u64,
         /// `[N_HEAD]` f32, or 0.
         pub sinks: u64,
+        /// `[m][CHOSEN]` f32, or 0.
+        pub chosen: u64,
         /// Where it rotates heads: `[HEAD_DIM]` f32, both.
         pub q_weight: u64,
         pub k_weight: u64,

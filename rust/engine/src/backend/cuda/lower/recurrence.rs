@@ -9,20 +9,20 @@ use super::shape::MOST_TICKETS;
 use crate::backend::cuda::driver::source::{constants, shared, source, Source};
 use crate::backend::cuda::driver::spec::Spec;
 use crate::error::{Error, Result};
-use crate::plan::{BufferId, Op, Plan, RowPart, StateId, WeightId};
+use crate::plan::{BufferId, Ngram, Op, Plan, RowPart, StateId, WeightId};
 
 shared! {
     /// short_conv.cu
     pub struct ShortConv = "Params" {
         /// `[m][ROW]` f32.
         pub x: u64,
-        /// `[CHANNELS][TAPS]` f32.
+        /// `[CHANNELS][TAPS]` f32, or 0.
         pub weight: u64,
         /// `[CHANNELS]` f32, or 0.
         pub bias: u64,
-        /// `[n_slots][TAPS - 1][CHANNELS]` f32.
+        /// `[n_slots][KEPT][CHANNELS]` f32.
         pub state: u64,
-        /// `[m][CHANNELS]` f32.
+        /// `[m][CHANNELS]` f32, or `[m][TAPS][CHANNELS]`.
         pub out: u64,
         /// `[m]` u32.
         pub positions: u64, pub slots: u64,
@@ -77,8 +77,8 @@ constants! {
 
     /// short_conv.cu, conv_round.cu
     pub struct ConvConstants {
-        pub channels: uint32_t, taps: uint32_t, silu: int, gates: int, has_bias: bool, row: uint32_t,
-        first: uint32_t,
+        pub channels: uint32_t, taps: uint32_t, dilation: uint32_t, silu: int, gates: int, recent: bool,
+        has_bias: bool, row: uint32_t, first: uint32_t,
     }
 
     /// delta_net.cu
@@ -131,7 +131,7 @@ pub fn spec(l: &Lowering, op: &Op, pass: &Pass) -> Result<Spec> {
     let rows = match pass.one_row_per_sequence() {
         true => 1,
         // A thread computes the first rows of a sequence, which need its state.
-        false => TILE_ROWS.max(conv.shape.taps),
+        false => TILE_ROWS.max(conv.shape.taps * conv.shape.dilation),
     };
     let params = ShortConv {
         x: l.address(conv.x),
@@ -202,13 +202,14 @@ pub fn convolution(l: &Lowering, op: &Op) -> Result<Conv> {
             bias,
             out,
             ..
-        } => (x, weight, bias, out),
-        Op::GatedConv { x, weight, out, .. } => (x, weight, None, out),
+        } => (x, Some(weight), bias, out),
+        Op::GatedConv { x, weight, out, .. } => (x, Some(weight), None, out),
+        Op::Ngram(Ngram::Recent { x, out, .. }) => (x, None, None, out),
         _ => return Err(no_state(op)),
     };
     let (shape, state) = conv_constants(&l.plan, op).ok_or_else(|| no_state(op))?;
     let at = Convolution {
-        weight: l.vector(Some(weight))?,
+        weight: l.vector(weight)?,
         state: l.at.states[state.0],
         tickets: l.at.scratch.tickets,
     };
@@ -222,9 +223,21 @@ pub fn convolution(l: &Lowering, op: &Op) -> Result<Conv> {
     })
 }
 
-/// The shape of a convolution, and its state.
+/// The shape of a convolution, and its state. The last rows of a sequence are one without a sum.
 pub fn conv_constants(plan: &Plan, op: &Op) -> Option<(ConvConstants, StateId)> {
-    let (out, state, taps, silu, bias, part, gates) = match *op {
+    let of = |channels, taps| ConvConstants {
+        channels,
+        taps,
+        dilation: 1,
+        silu: 0,
+        gates: 0,
+        recent: false,
+        has_bias: false,
+        row: channels,
+        first: 0,
+    };
+    let width = |id: BufferId| plan.buffer(id).width;
+    match *op {
         Op::ShortConv {
             out,
             state,
@@ -232,29 +245,45 @@ pub fn conv_constants(plan: &Plan, op: &Op) -> Option<(ConvConstants, StateId)> 
             silu,
             bias,
             part,
+            dilation,
             ..
-        } => (out, state, taps, silu, bias, part, false),
+        } => {
+            let channels = width(out);
+            let whole = RowPart {
+                first: 0,
+                of: channels,
+            };
+            let RowPart { first, of: row } = part.unwrap_or(whole);
+            let shape = ConvConstants {
+                dilation,
+                silu: usize::from(silu),
+                has_bias: bias.is_some(),
+                row,
+                first,
+                ..of(channels, taps)
+            };
+            Some((shape, state))
+        }
         Op::GatedConv {
             out, state, taps, ..
-        } => (out, state, taps, false, None, None, true),
-        _ => return None,
-    };
-    let channels = plan.buffer(out).width;
-    let whole = RowPart {
-        first: 0,
-        of: if gates { 3 * channels } else { channels },
-    };
-    let RowPart { first, of } = part.unwrap_or(whole);
-    let shape = ConvConstants {
-        channels,
-        taps,
-        silu: usize::from(silu),
-        gates: usize::from(gates),
-        has_bias: bias.is_some(),
-        row: of,
-        first,
-    };
-    Some((shape, state))
+        } => {
+            let shape = of(width(out), taps);
+            let gates = ConvConstants {
+                gates: 1,
+                row: 3 * shape.channels,
+                ..shape
+            };
+            Some((gates, state))
+        }
+        Op::Ngram(Ngram::Recent { x, state, n, .. }) => {
+            let recent = ConvConstants {
+                recent: true,
+                ..of(width(x), n)
+            };
+            Some((recent, state))
+        }
+        _ => None,
+    }
 }
 
 /// How many columns of a state a block takes of a step or round.

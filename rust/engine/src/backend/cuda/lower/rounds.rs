@@ -19,13 +19,13 @@ shared! {
     pub struct ConvVerify = "Verify" {
         /// `[m][ROW]` f32.
         pub x: u64,
-        /// `[CHANNELS][TAPS]` f32.
+        /// `[CHANNELS][TAPS]` f32, or 0.
         pub weight: u64,
         /// `[CHANNELS]` f32, or 0.
         pub bias: u64,
-        /// `[n_slots][TAPS - 1][CHANNELS]` f32.
+        /// `[n_slots][KEPT][CHANNELS]` f32.
         pub state: u64,
-        /// `[m][CHANNELS]` f32, both.
+        /// `[m][CHANNELS]` f32, both; `out` may be `[m][TAPS][CHANNELS]`.
         pub inputs: u64, pub out: u64,
         /// `[m]` u32.
         pub positions: u64, pub slots: u64,

@@ -11,13 +11,13 @@ use super::params::{
     SelectRows, Slice, SlotState, SoftCap, CONSTANTS,
 };
 use super::shape::Segments;
-use super::{exchange, heads, recurrence, rounds};
+use super::{choice, exchange, heads, ngrams, recurrence, rounds, streams};
 use crate::backend::cuda::driver::constants::Constants;
 use crate::backend::cuda::driver::source::{constants, shared, source, Source, Variant};
 use crate::backend::cuda::driver::spec::{Spec, Traffic};
 use crate::error::{Error, Result};
 use crate::plan::signature::{Operand, Role, Rotation, Used};
-use crate::plan::{self, BufferId, Op, RopeStyle, TableRow, WeightId};
+use crate::plan::{self, BufferId, Ngram, Op, RopeStyle, TableRow, WeightId};
 
 shared! {
     /// qk_norm_rope.cu
@@ -175,6 +175,10 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
         match used.role {
             Role::Rows => rows * plan.buffer(op.buffers[0].id).width * 4,
             Role::Lookup => rows * w.ty.row_bytes(w.n_in).unwrap_or(0),
+            Role::Hashed { .. } => {
+                let written = op.outputs().map(|id| plan.buffer(id).width).sum();
+                rows * w.ty.row_bytes(written).unwrap_or(0)
+            }
             Role::Matrix => w.n_out * w.ty.row_bytes(w.n_in).unwrap_or(0),
             Role::Scale
             | Role::Bias
@@ -184,6 +188,7 @@ fn moved(l: &Lowering, op: &Op, pass: &Pass) -> usize {
             | Role::Selection
             | Role::Taps(_)
             | Role::PerHead
+            | Role::OfHead
             | Role::Factor
             | Role::PerExpert => w.n_in * 4,
             // Of products alone.
@@ -347,12 +352,23 @@ fn kernel(l: &Lowering, op: &Op, pass: &Pass) -> Result<Option<Spec>> {
         Op::Join { x, y, out, of, .. } => heads::join(l, [x, y, out], of, pass),
         Op::RouteAll { out } => heads::route_all(l, out, pass),
         Op::Gather(op) => exchange::gather(l, op, pass)?,
-        Op::ShortConv { .. } | Op::GatedConv { .. } | Op::DeltaNet { .. } | Op::Mamba2(_) => {
-            match pass.path {
-                Path::Round => rounds::verify(l, op, pass)?,
-                Path::Decode | Path::Guess | Path::Prefill { .. } => recurrence::spec(l, op, pass)?,
-            }
-        }
+        Op::Streams(ref op) => streams::spec(l, op, pass),
+        Op::Choice(ref op) => choice::spec(l, op, pass)?,
+        Op::Ngram(Ngram::Tokens { out }) => ngrams::tokens(l, out, pass),
+        Op::Ngram(Ngram::Rows {
+            recent,
+            weight,
+            out,
+            ref table,
+        }) => ngrams::rows(l, [recent, out], weight, table, pass)?,
+        Op::ShortConv { .. }
+        | Op::GatedConv { .. }
+        | Op::DeltaNet { .. }
+        | Op::Mamba2(_)
+        | Op::Ngram(Ngram::Recent { .. }) => match pass.path {
+            Path::Round => rounds::verify(l, op, pass)?,
+            Path::Decode | Path::Guess | Path::Prefill { .. } => recurrence::spec(l, op, pass)?,
+        },
         // Without a row to pick, and where every row is one, the next op reads `x` itself.
         Op::SelectRows { .. } if pass.out == 0 || pass.all => return Ok(None),
         Op::SelectRows { x, out } => {

@@ -1,9 +1,11 @@
-//! Weights on the card: matrices as tiles, vectors as float32, each rewritten once at load.
+//! Weights on the card: matrices as tiles, vectors as float32, each rewritten once at load. Tables whose rows
+//! are hashed are matrices in host memory, pinned, that the card reads through the bus: a token needs few rows.
 
 use std::sync::Arc;
 
 use crate::backend::cuda::driver::buffer::DeviceBuffer;
 use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::host::HostBuffer;
 use crate::backend::cuda::driver::launch::run_all;
 use crate::backend::cuda::driver::program::Programs;
 use crate::backend::cuda::driver::source::Variant;
@@ -19,6 +21,7 @@ use crate::plan::{Plan, WeightId};
 #[derive(Debug)]
 pub struct DeviceWeights {
     matrices: Vec<(Matrix, DeviceBuffer)>,
+    tables: Vec<(Matrix, HostBuffer)>,
     vectors: Vec<(WeightId, DeviceBuffer)>,
 }
 
@@ -28,9 +31,24 @@ impl DeviceWeights {
     /// # Errors
     /// [`Error::Memory`].
     pub fn new(context: &Arc<Context>, plan: &Plan, wanted: Wanted) -> Result<Self> {
-        let Wanted { matrices, vectors } = wanted;
+        let Wanted {
+            matrices,
+            tables,
+            vectors,
+        } = wanted;
         let matrix = |matrix: Matrix| {
             let buffer = DeviceBuffer::new(context, matrix.bytes())?;
+            Ok((matrix, buffer))
+        };
+        let table = |matrix: Matrix| {
+            let bytes = matrix.bytes();
+            let buffer = HostBuffer::new(context, bytes).map_err(|e| match e {
+                Error::Memory { .. } => Error::Memory {
+                    need: format!("{bytes} bytes of pinned host memory for a table of n-grams"),
+                    remedy: "free memory of the host, or raise the limit of the container".into(),
+                },
+                e => e,
+            })?;
             Ok((matrix, buffer))
         };
         let vector = |id: WeightId| {
@@ -39,15 +57,22 @@ impl DeviceWeights {
         };
         Ok(Self {
             matrices: matrices.into_iter().map(matrix).collect::<Result<_>>()?,
+            tables: tables.into_iter().map(table).collect::<Result<_>>()?,
             vectors: vectors.into_iter().map(vector).collect::<Result<_>>()?,
         })
     }
 
+    /// Matrices and tables, each with where the card sees it.
+    fn tiles(&self) -> impl Iterator<Item = (&Matrix, u64)> {
+        let on_card = self.matrices.iter().map(|(m, b)| (m, b.address()));
+        on_card.chain(self.tables.iter().map(|(m, b)| (m, b.address())))
+    }
+
     /// Says where it lies.
     pub fn place(&self, at: &mut Addresses) {
-        for (matrix, buffer) in &self.matrices {
+        for (matrix, address) in self.tiles() {
             let key = (matrix.ids.clone(), matrix.order);
-            at.matrices.insert(key, buffer.address());
+            at.matrices.insert(key, address);
         }
         let vectors = self.vectors.iter().map(|(id, b)| (*id, b.address()));
         at.vectors.extend(vectors);
@@ -55,7 +80,7 @@ impl DeviceWeights {
 
     /// Memory to upload through.
     pub fn staging(&self, context: &Arc<Context>) -> Result<Staging> {
-        let sizes = self.matrices.iter().map(|(matrix, _)| matrix.slab_bytes());
+        let sizes = self.tiles().map(|(matrix, _)| matrix.slab_bytes());
         let (least, most) = sizes.fold((1, 1), |a, b| (a.0.max(b.0), a.1.max(b.1)));
         Staging::new(context, least, most)
     }
@@ -80,9 +105,9 @@ impl DeviceWeights {
             weights.vector(w, &mut values)?;
             buffer.write(0, &values, stream)?;
         }
-        let total = self.matrices.iter().map(|(m, _)| m.file_bytes()).sum();
+        let total = self.tiles().map(|(m, _)| m.file_bytes()).sum();
         let mut done = 0;
-        for (matrix, buffer) in &self.matrices {
+        for (matrix, address) in self.tiles() {
             let files = matrix
                 .ids
                 .iter()
@@ -103,7 +128,7 @@ impl DeviceWeights {
                     pieces.push((offset, rows));
                 }
                 slab.copy(&pieces, stream)?;
-                let spec = matrix.repack(first, tiles, slab.address(), buffer.address());
+                let spec = matrix.repack(first, tiles, slab.address(), address);
                 run_all(&programs.launches(vec![spec])?, stream)?;
             }
         }
@@ -114,7 +139,7 @@ impl DeviceWeights {
 
     /// The kernels that rewrite it.
     pub fn variants(&self) -> impl Iterator<Item = Variant> + '_ {
-        self.matrices.iter().map(|(m, _)| repack_variant(m.ty))
+        self.tiles().map(|(m, _)| repack_variant(m.ty))
     }
 
     /// Bytes on the card.
