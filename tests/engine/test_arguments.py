@@ -100,7 +100,7 @@ def graph(**options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "gpu"}, r'device = "gpu": must be auto, cpu, cuda or cuda:N'),
+        ({"device": "gpu"}, r'device = "gpu": must be auto, cpu, cuda, cuda:N or cuda:N,M'),
         ({"n_ctx": 1}, r"n_ctx = 1: must be from 2 to 512"),
         ({"n_ctx": -1}, r"n_ctx = -1: must not be negative"),
         ({"n_ctx": 513}, r"n_ctx = 513: the model was trained for 512 tokens, the maximum"),

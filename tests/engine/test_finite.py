@@ -20,6 +20,8 @@ import shapes
 import synth
 from numpy.typing import NDArray
 from onegraph import LLM
+from support.qwen4exp import ngrams
+from support.reference import Reference
 
 VALUES = (np.nan, np.inf, -np.inf)
 KV_TYPES = ("i16", "f32", "q8_0", "f16")
@@ -37,6 +39,8 @@ HALVES = {
 }
 
 PROMPT = [5, 6, 7]
+
+UNREAD = (".input_scale", ".indexer.q_proj.weight")
 
 #: What a message begins with: it names the tensor, or the layer and the op.
 NAMED = re.compile(
@@ -57,6 +61,8 @@ class Tensor:
     n_bytes: int
     #: The row length first.
     shape: tuple[int, ...]
+    #: Of a table of n-grams, those that the prompt reads.
+    rows: tuple[int, ...] = ()
 
     @property
     def layer(self) -> int | None:
@@ -66,8 +72,11 @@ class Tensor:
     def parts(self) -> Iterator[int]:
         """Where a matrix begins, of each expert; the row of a token of the prompt in a table of
         tokens."""
-        if "token_embd.weight" in self.name:
+        if "token_embd.weight" in self.name and not self.rows:
             yield self.offset + PROMPT[1] * (self.n_bytes // self.shape[1])
+            return
+        if self.rows:
+            yield from (self.offset + row * (self.n_bytes // self.shape[1]) for row in self.rows)
             return
         experts = self.shape[2] if len(self.shape) > 2 else 1
         for expert in range(experts):
@@ -91,6 +100,9 @@ class Model:
     def __init__(self, path: Path, name: str, mix: str) -> None:
         self.path, self.shape = path, shapes.find(name)
         synth.write(path, self.shape, mix, seed=1)
+        # Those of the token of the prompt that has one before it and one behind.
+        found = ngrams(Reference(path), PROMPT)[1] if self.shape.ngrams else []
+        rows = tuple(map(int, found))
         self.tensors = [
             Tensor(
                 t.name,
@@ -98,6 +110,7 @@ class Model:
                 int(t.data_offset),
                 int(t.n_bytes),
                 tuple(map(int, t.shape)),
+                rows if t.name == "per_layer_token_embd.weight" else (),
             )
             for t in gguf.GGUFReader(path).tensors
         ]
@@ -156,8 +169,9 @@ def test_no_model_with_a_number_that_is_not_finite_answers(name: str, tmp_path: 
             for _ in model.poisoned(at, tensor.ty, value)
         ]
         # Nobody reads what a matrix's input was scaled by, nor layers that guess further tokens;
-        # nor experts that no row goes to.
-        unread = tensor.name.endswith(".input_scale") or tensor.layer == model.shape.n_layer
+        # nor experts that no row goes to; nor, of a text as short as this, what chooses among its
+        # blocks, of which attention sees all.
+        unread = tensor.name.endswith(UNREAD) or tensor.layer == model.shape.n_layer
         judge = any if "_exps.weight" in tensor.name else all
         assert judge(refused) != unread and any(refused) != unread, (tensor.name, value, kv_type)
 
