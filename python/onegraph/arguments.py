@@ -15,6 +15,7 @@ from typing import Any
 from onegraph.errors import ArgumentError
 
 __all__ = [
+    "cards",
     "flag",
     "integer",
     "integers",
@@ -33,6 +34,7 @@ __all__ = [
     "word",
 ]
 
+
 #: Bytes that a file's name and path may have on Linux; elsewhere it is less.
 NAME_MAX, PATH_MAX = 255, 4095
 
@@ -43,6 +45,17 @@ SHOWN = 60
 def refused(name: str, value: object, expected: str) -> ArgumentError:
     """The error for a value that is not what was expected."""
     return ArgumentError(f"{name} = {shown(value)}: {expected}")
+
+
+def cards(device: str) -> list[int]:
+    """Numbers of the GPUs that "cuda:0,1", "cuda:1", "cuda" or "auto" names; none of "cpu"."""
+    if device == "cpu":
+        return []
+    numbers = (device.partition(":")[2] or "0").split(",")
+    if not all(number.isdecimal() for number in numbers):
+        known = "must be auto, cpu, cuda, cuda:N or cuda:N,M, N and M card numbers"
+        raise refused("device", device, known)
+    return [int(number) for number in numbers]
 
 
 def shown(value: object) -> str:

@@ -188,8 +188,7 @@ def app(args: Mapping[str, Any]) -> Application:
     if not given.get("model"):
         raise ArgumentError("model: missing; pass model=REFERENCE")
     model = arguments.text("model", given.pop("model"))
-    device = str(given.get("device", "auto"))
-    n_cards = 0 if device == "cpu" else 1 + device.count(",")
+    n_cards = len(arguments.cards(str(given.get("device", "auto"))))
     max_batch = arguments.integer("max_batch", given.get("max_batch", 8))
     name = arguments.text("name", given.pop("name", _name(model)))
     options = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onegraph
-from onegraph import _native, nvrtc
+from onegraph import _native, arguments, nvrtc
 from onegraph.bench import nvidia_smi
 from onegraph.bench.load import Watch
 
@@ -40,7 +40,7 @@ def describe(device: str) -> Machine:
     if device != "cpu":
         found = json.loads(_native.cuda_devices(nvrtc.folders()))
         cards = {card["device"]: card for card in found["cards"]}
-        numbers = device.partition(":")[2].split(",")
+        numbers = arguments.cards(device)
         gpu = cards.get(f"cuda:{numbers[0]}", {}).get("name")
         if gpu and len(numbers) > 1:
             gpu = f"{len(numbers)} x {gpu}"
@@ -67,7 +67,7 @@ def watch(device: str, *, pause: bool = False) -> Watch:
     cards = json.loads(_native.cuda_devices(nvrtc.folders()))["cards"]
     names = [card["name"] for card in cards]
     # Of several the first, which all others wait for.
-    ordinal = int(device.partition(":")[2].partition(",")[0] or 0)
+    ordinal = arguments.cards(device)[0]
     return Watch(nvidia_smi.finder(ordinal, names), pause)
 
 

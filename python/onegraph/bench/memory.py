@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from onegraph import _native, nvrtc
+from onegraph import _native, arguments, nvrtc
 
 __all__ = ["Peak", "read_peak"]
 
@@ -30,7 +30,7 @@ def read_peak(device: str, threads: int, cpu_bytes: int = CPU_BYTES) -> Peak:
     """How fast `device` ("cpu", "cuda:N" or several cards) reads its memory, measured now."""
     if device == "cpu":
         return _cpu(threads, cpu_bytes)
-    cards = [int(number) for number in (device.partition(":")[2] or "0").split(",")]
+    cards = arguments.cards(device)
     peaks = [_native.cuda_read_peak(card, nvrtc.folders(), turns=TURNS) for card in cards]
     rate, read = sum(rate for rate, _ in peaks), sum(read for _, read in peaks)
     return Peak(rate, read, "a kernel that sums a buffer" + (", on each card" if cards[1:] else ""))

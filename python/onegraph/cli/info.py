@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from onegraph import _native, hub, nvrtc
+from onegraph import _native, arguments, hub, nvrtc
 from onegraph.cli.options import refuse_given
 from onegraph.cli.terminal import (
     count,
@@ -143,13 +143,8 @@ def _free_on(device: str) -> int | None:
         return _free_memory()
     cards: list[Info] = json.loads(_native.cuda_devices(nvrtc.folders()))["cards"]
     free = {card["device"]: card["free_bytes"] for card in cards}
-    wanted = [free.get(f"cuda:{number}") for number in _numbers(device)]
+    wanted = [free.get(f"cuda:{number}") for number in arguments.cards(device)]
     return min((each for each in wanted if each is not None), default=None)
-
-
-def _numbers(device: str) -> list[str]:
-    """Of "cuda:0,1" 0 and 1."""
-    return device.partition(":")[2].split(",")
 
 
 def _show_model(info: Info) -> None:
@@ -273,7 +268,7 @@ def _tokenizer(tokenizer: Info | None) -> str:
 def _memory_rows(info: Info) -> list[Row]:
     memory, decode = info["memory"], info["decode"]
     of = f"{memory['max_batch']} x {memory['n_ctx']:,} tokens, {memory['kv_type']}"
-    cards = len(_numbers(memory["device"]))
+    cards = len(arguments.cards(memory["device"]))
     of_each = f" of each of {cards} cards" if cards > 1 else ""
     rows = [
         ("memory needed", size(memory["total_bytes"]) + of_each),

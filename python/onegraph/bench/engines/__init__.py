@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from onegraph import arguments
 from onegraph.bench.measurement import Measurement
 from onegraph.errors import ArgumentError, Error
 
@@ -62,7 +63,7 @@ class Setup:
     @property
     def ordinal(self) -> int | None:
         """Number of the card, of several the first; None on the CPU."""
-        return None if self.device == "cpu" else int(_cards(self.device)[0])
+        return next(iter(arguments.cards(self.device)), None)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -71,14 +72,9 @@ class Setup:
             return dict(os.environ)
         seen = os.environ.get("CUDA_VISIBLE_DEVICES")
         listed = seen.split(",") if seen else []
-        cards = [int(number) for number in _cards(self.device)]
+        cards = arguments.cards(self.device)
         names = [listed[n] if n < len(listed) else str(n) for n in cards]
         return os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(names)}
-
-
-def _cards(device: str) -> list[str]:
-    """Numbers of the cards of "cuda", "cuda:1" or "cuda:0,1"."""
-    return (device.partition(":")[2] or "0").split(",")
 
 
 @dataclass(frozen=True, slots=True)

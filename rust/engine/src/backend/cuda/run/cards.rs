@@ -114,8 +114,7 @@ impl CardsBackend {
             }
             made
         };
-        let split = self.cards.split_first_mut();
-        let (own, others) = split.ok_or_else(|| Error::Internal("no card".into()))?;
+        let (own, others) = split(&mut self.cards)?;
         let made: Vec<Result<T>> = std::thread::scope(|scope| {
             let work = |card| {
                 let (held, other) = (&held, &other);
@@ -129,8 +128,13 @@ impl CardsBackend {
                 .map(|t| t.join().unwrap_or_else(|_| ended()));
             std::iter::once(own).chain(others).collect()
         });
-        let made: Result<Vec<T>> = made.into_iter().collect();
+        self.kept(made.into_iter().collect())
+    }
+
+    /// What was made; behind an error nothing goes on, and no card waits for another.
+    fn kept<T>(&mut self, made: Result<T>) -> Result<T> {
         if let Err(error) = &made {
+            self.aborts.iter().for_each(Abort::raise);
             self.broken = Some(error.clone());
         }
         made
@@ -158,23 +162,26 @@ impl CardsBackend {
             }
             std::thread::yield_now();
         }
-        let (first, others) = self.split()?;
+        let (first, others) = split(&mut self.cards)?;
         let queued = first.queued_steps();
         let events = first.drain(wait)?;
         let read = queued - first.queued_steps();
-        others.iter_mut().try_for_each(|card| card.follow(read))?;
+        others
+            .iter_mut()
+            .try_for_each(|card| card.read_steps(read))?;
         Ok(events)
-    }
-
-    fn split(&mut self) -> Result<(&mut CudaBackend, &mut [CudaBackend])> {
-        let split = self.cards.split_first_mut();
-        split.ok_or_else(|| Error::Internal("no card".into()))
     }
 
     /// No card goes on with sequences that one has ended.
     fn stop(&mut self, slot: usize) {
         self.cards.iter_mut().for_each(|card| card.stop(slot));
     }
+}
+
+/// The first, and the others.
+fn split(cards: &mut [CudaBackend]) -> Result<(&mut CudaBackend, &mut [CudaBackend])> {
+    let split = cards.split_first_mut();
+    split.ok_or_else(|| Error::Internal("no card".into()))
 }
 
 impl Backend for CardsBackend {
@@ -254,11 +261,7 @@ impl Backend for CardsBackend {
             return Err(error.clone());
         }
         let events = self.read_all(wait);
-        if let Err(error) = &events {
-            self.aborts.iter().for_each(Abort::raise);
-            self.broken = Some(error.clone());
-        }
-        let events = events?;
+        let events = self.kept(events)?;
         for event in &events {
             if let Some(Finish::Failed(_)) = event.finish {
                 self.stop(event.slot);

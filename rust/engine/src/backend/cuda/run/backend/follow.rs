@@ -9,7 +9,7 @@ impl CudaBackend {
     ///
     /// # Errors
     /// What became of a step.
-    pub(in crate::backend::cuda::run) fn follow(&mut self, steps: usize) -> Result<()> {
+    pub(in crate::backend::cuda::run) fn read_steps(&mut self, steps: usize) -> Result<()> {
         self.idle = false;
         for _ in 0..steps {
             self.decoder.ring.await_oldest(&self.decoder.card.stream)?;
